@@ -158,7 +158,7 @@ def _tokenizer(header: Header, words: list[bytes]) -> Iterator[str]:
     if kind in NO_VOCABULARY:
         yield f"it has no vocabulary (tokenizer.ggml.model is {kind.decode()}), so it cannot process text"
     if kind == b"rwkv":
-        # llama.cpp falls back to single bytes when a text begins like a token but then differs
+        # llama.cpp backtracks to the first byte when a text begins like a token but then differs
         texts = {ESCAPED.sub(_unescaped, word.partition(b"\0")[0]) for word in words}
         if lost := {text[:1] for text in texts if text} - texts:
             yield f"tokens begin with the byte {min(lost)!r}, which is not a token, so some texts cannot be tokenized"

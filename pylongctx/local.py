@@ -153,7 +153,7 @@ class LocalCompleter(Completer):
         ValueError
             When a token is outside the vocabulary, or the tokens do not fit (ContextFull).
         Aborted
-            When ``abort`` was called meanwhile.
+            When ``abort`` was called during the evaluation.
 
         Examples
         --------
@@ -175,7 +175,7 @@ class LocalCompleter(Completer):
         ValueError
             When a token is outside the vocabulary, or the tokens do not fit (PromptTooLong).
         Aborted
-            When ``abort`` was called meanwhile.
+            When ``abort`` was called during the evaluation.
 
         Examples
         --------

@@ -117,7 +117,7 @@ def test_every_repetition_starts_from_the_depth(embedded_model, method):
         (["-m", "random:phi-2:0"], "random:phi-2:0 is not random:geometry:layers"),
         (
             ["--vs-stock", "--stock", "nowhere/llama-bench"],
-            "none at nowhere/llama-bench: build it with 'make tools-stock'",
+            "nowhere/llama-bench does not exist: build it with 'make tools-stock'",
         ),
     ],
 )

@@ -25,7 +25,7 @@ OURS = ["method", "kv_bytes", "peak_rss", "ttft_ns", "error"]
 
 def test_pairs():
     assert pair("512,128") == (512, 128)
-    with pytest.raises(ValueError, match="no pair"):
+    with pytest.raises(ValueError, match="not a pair"):
         pair("512")
 
 

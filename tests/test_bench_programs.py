@@ -172,7 +172,7 @@ def test_a_refused_test_has_no_ratio_and_others_run(capsys, fake):
         capsys, "-p", "16", "-n", "0", "-d", "16", "-r", "1", "--vs", f"ik={ik}", "--vs", f"sweep={sweep}"
     )
     assert status == 1
-    assert "refused: this llama-bench has no -d, so it reads no prompt at a depth" in out
+    assert "refused: this llama-bench has no -d, so it cannot prefill at a depth" in out
     cells = [cell.strip() for cell in out.strip().splitlines()[-1].split("|")]
     assert cells[7:9] == ["-", "-"]
     assert cells[9] == "8000.00"
@@ -204,9 +204,9 @@ def test_what_a_sweep_cannot_measure(case, reason):
         ("", "llama-bench printed no result of llama-bench, but ''"),
         ("print('[{}]')", "llama-bench printed no result of llama-bench, but '[{}]'"),
         ("print('[5]')", "llama-bench printed no result of llama-bench, but '[5]'"),
-        (BENCH + BENCH, "llama-bench printed the results of 2 tests where one was asked for"),
+        (BENCH + BENCH, "llama-bench printed the results of 2 tests instead of one"),
         (BENCH.replace("int(n)", "int(n) + 1"),
-         "llama-bench measured n_prompt, n_gen = (49, 9) where (48, 8) was asked for"),
+         "llama-bench measured n_prompt, n_gen = (49, 9) instead of (48, 8)"),
     ],
 )  # fmt: skip
 def test_failures_of_a_program_say_what_went_wrong(fake, body, reason):
@@ -219,7 +219,7 @@ def test_failures_of_a_program_say_what_went_wrong(fake, body, reason):
     ("body", "reason"),
     [
         (SWEEP.replace("range(0, int(after", "range(16, int(after"), "no row of llama-sweep-bench for n_kv 0"),
-        (SWEEP.replace('tg=int(after("-n"))', "tg=5"), "measured tg = 5 where 8 was asked for"),
+        (SWEEP.replace('tg=int(after("-n"))', "tg=5"), "measured tg = 5 instead of 8"),
     ],
 )  # fmt: skip
 def test_failures_of_a_sweep_say_what_went_wrong(fake, body, reason):
@@ -235,7 +235,7 @@ def test_failures_of_a_sweep_say_what_went_wrong(fake, body, reason):
         ("ik=", "is not LABEL=PATH"),
         ("ik='x", "No closing quotation"),
         ("ik=nowhere/llama-bench", "--vs ik: there is no program nowhere/llama-bench"),
-        ("ik={bench} -p 5", "--vs ik: -p is the same for all programs"),
+        ("ik={bench} -p 5", "--vs ik: -p is set for all programs"),
         ("ik={other}", "other is neither llama-bench nor llama-sweep-bench: its --help names neither --n-gen nor"),
         ("ik={plain}", "plain cannot be run: Permission denied"),
         ("llama.cpp={bench}", "--vs: the label 'llama.cpp' is used twice; give each program its own name"),

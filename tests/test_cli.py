@@ -205,7 +205,10 @@ def test_inspect_without_matplotlib_prints_the_numbers(monkeypatch, capsys, tmp_
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--method", "full"], "method 'full' reads no chunks, there is nothing to trace; use method='longheads'"),
+        (
+            ["--method", "full"],
+            "method 'full' does not read chunks, so there is nothing to trace; use method='longheads'",
+        ),
         (["--trial", "-1"], "--trial must be at least 0"),
         (["--length", "10"], "length 10 is too short"),
         (["--haystack", "missing.txt"], "neither 'sentences' nor a file"),

@@ -138,7 +138,7 @@ def test_an_empty_trace_says_what_to_do():
     ("arguments", "message"),
     [
         (([1], np.zeros((2, 1, 1, 1)), 16), r"not \[1\] and \[2, 1, 1, 1\]"),
-        (([1], np.zeros((1, 1, 1)), 16), "a trace is positions"),
+        (([1], np.zeros((1, 1, 1)), 16), "a trace needs positions"),
         (([20], np.full((1, 1, 1, 1), 2), 16), "begins after it"),
         (([1], np.zeros((1, 1, 1, 1)), 0), "chunk_size=0"),
         (([1], np.zeros((1, 1, 1, 1)), 16, -1), "n_recent=-1"),
@@ -163,11 +163,11 @@ def test_save_and_load(tmp_path):
 def test_load_refuses_other_files(tmp_path):
     np.savez(tmp_path / "other.npz", a=[1])
     np.save(tmp_path / "array.npy", [1])
-    (tmp_path / "text.npz").write_text("no trace")
+    (tmp_path / "text.npz").write_text("not a trace")
     (tmp_path / "zip.npz").write_bytes(b"PK\x03\x04 and nothing more")
     (tmp_path / "empty.npz").touch()
     for path in sorted(tmp_path.iterdir()):
-        with pytest.raises(ValueError, match=f"{path.name} is no trace"):
+        with pytest.raises(ValueError, match=f"{path.name} is not a trace"):
             Trace.load(path)
 
 

@@ -150,14 +150,14 @@ def test_sparsity_keeps_everything(embedded_model, text, base):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("full", "method 'full' may forget"),
-        ("h2o,budget=512", "may forget"),
+        ("full", "method 'full' may evict"),
+        ("h2o,budget=512", "may evict"),
         (CORM, r"use method=observer\(Full\(\), n_ctx\), which is 'corm,window=201,recent=200,evict_every=200'"),
-        ("corm,window=513,recent=199,evict_every=512", "may forget keys or votes"),
-        ("corm,window=512,recent=512,evict_every=512", "may forget keys or votes"),
+        ("corm,window=513,recent=199,evict_every=512", "may evict keys or drop votes"),
+        ("corm,window=512,recent=512,evict_every=512", "may evict keys or drop votes"),
         (
             str(observer(LongHeads(chunk_size=16, window=128), 512)),
-            "every key is read: with dca, full, selfextend or string",
+            "reads every key: dca, full, selfextend or string",
         ),
     ],
 )
@@ -353,9 +353,9 @@ def test_inspect_sparsity(inspect, book):
     [
         (["--what", "kept", "--method", "full"], "method 'full' every head keeps the same keys"),
         (["--what", "kept", "--method", "window"], "there is nothing to show; use corm, h2o"),
-        (["--what", "chunks", "--method", CORM], "reads no chunks, there is nothing to trace"),
-        (["--what", "sparsity", "--method", CORM], "sparsity is measured where every key is read"),
-        (["--what", "sparsity", "--method", "longheads"], "sparsity is measured where every key is read"),
+        (["--what", "chunks", "--method", CORM], "does not read chunks, so there is nothing to trace"),
+        (["--what", "sparsity", "--method", CORM], "sparsity needs a method that reads every key"),
+        (["--what", "sparsity", "--method", "longheads"], "sparsity needs a method that reads every key"),
         (["--what", "chunks", "--text", __file__], "chunks are shown for a question"),
         (["--method", "longheads", "--text", __file__], "every head keeps the same keys"),
         (["--method", CORM, "--method", "tova"], "only --what compression takes several methods"),

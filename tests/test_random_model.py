@@ -39,7 +39,7 @@ def test_random_models_compute_logits_of_order_one(tmp_path, recipe, weights):
 
 def test_random_models_need_whole_blocks(tmp_path):
     shape = random_model.Shape(n_embd=96)
-    with pytest.raises(ValueError, match=r"rows of 96 are no multiple of a block, 256: use weights f16"):
+    with pytest.raises(ValueError, match=r"rows of 96 are not a multiple of a block, 256: use weights f16"):
         random_model.write_model(tmp_path / "a.gguf", random_model.LLAMA, shape, qtype=random_blocks.Q4_K)
 
 
@@ -48,4 +48,4 @@ def test_random_models_without_gguf_say_how_to_get_it(monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, f"pylongctx.bench.{module}")
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert main(["bench", "-m", "random:phi-2:1"]) == 1
-    assert "models of random weights are written with the gguf package: pip install gguf" in capsys.readouterr().err
+    assert "models with random weights need the gguf package: pip install gguf" in capsys.readouterr().err

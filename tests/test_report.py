@@ -164,8 +164,8 @@ def test_what_the_model_cannot_do_itself_is_said():
     far = answers("vt", ("full",), (1024,), string_match=1.0)  # beyond the trained length
     method = answers("vt", ("longheads",), (256,), string_match=1.0)
     records = [*weak, *far, *method, *answers("cwe", ("full",), (256,), string_match=0.5)]
-    assert grid(records, "Full attention by itself").rows == [
-        ["vt", "256", "25.0", "cannot be told by this task"],
+    assert grid(records, "Full attention, ").rows == [
+        ["vt", "256", "25.0", "not comparable by this task"],
         ["cwe", "256", "50.0", ""],
     ]
     remark = "the model cannot do this: full attention has 25 % right at 256 tokens"
@@ -398,7 +398,7 @@ def test_several_files_are_one_report(tmp_path):
 
 def test_a_folder_without_records_says_how_to_make_some(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 1
-    assert f"{tmp_path} has no records; make some: pylongctx matrix" in capsys.readouterr().err
+    assert f"{tmp_path} has no records; create them with pylongctx matrix" in capsys.readouterr().err
 
 
 def test_without_matplotlib_the_report_says_how_to_install(tmp_path, monkeypatch, capsys):

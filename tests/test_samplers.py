@@ -386,7 +386,11 @@ def test_names_of_samplers(given, names):
         ({"dry_sequence_breakers": ["x" * 41]}, ValueError, "dry_sequence_breakers: 'xxx"),
         ({"dry_sequence_breakers": ["a\0b"]}, ValueError, "dry_sequence_breakers: "),
         ({"dry_sequence_breakers": ["\ud800"]}, ValueError, "dry_sequence_breakers: "),
-        ({"dry_sequence_breakers": ["a"] * 65}, ValueError, "dry_sequence_breakers: 65 are more than 64"),
+        (
+            {"dry_sequence_breakers": ["a"] * 65},
+            ValueError,
+            "dry_sequence_breakers: 65 are more than the maximum of 64",
+        ),
         ({"dry_multiplyer": 1}, TypeError, "there is no argument 'dry_multiplyer'"),
     ],
 )

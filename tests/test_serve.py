@@ -224,7 +224,7 @@ def test_a_prompt_that_is_too_long_is_refused_as_llama_server_does(client):
         ({"messages": []}, None, "at least one message"),
         ({"response_format": {"type": "xml"}}, None, "response_format"),
         ({"tools": [TOOL], "extra_body": {"grammar": 'root ::= "a"'}}, None, "grammar"),
-        ({"extra_body": {"longctx": {"trace": True}}}, None, "reads no chunks"),
+        ({"extra_body": {"longctx": {"trace": True}}}, None, "does not read chunks"),
         ({"stream": True, "tool_choice": "required"}, None, "needs tools"),
     ],
 )
@@ -266,7 +266,7 @@ def test_a_field_without_effect_is_named_or_refused(policy, caplog):
     assert named == again.headers.get("x-unserved-fields")
     assert named == ("top_a, store, truncation, a%0Ab%3A %C3%A4" if policy == "warn" else None)
     lines = [record.getMessage() for record in caplog.records if "fields without effect" in record.getMessage()]
-    assert len(lines) == (policy == "warn") and all("truncation='auto' is not served" in line for line in lines)
+    assert len(lines) == (policy == "warn") and all("truncation='auto' is not supported" in line for line in lines)
 
 
 def test_several_choices_with_a_seed_differ_and_come_again(client):

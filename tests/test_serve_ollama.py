@@ -304,7 +304,7 @@ def test_counts_of_parameters():
 @pytest.mark.parametrize("name", ["pull", "push", "create", "copy", "delete"])
 def test_models_are_not_changed(client, name):
     words = (ALIAS, "b") if name == "copy" else (ALIAS,)
-    refused(501, lambda: getattr(client, name)(*words), f"/api/{name} is not served", "pylongctx get")
+    refused(501, lambda: getattr(client, name)(*words), f"/api/{name} is not supported", "pylongctx get")
 
 
 def test_what_clients_look_for(server):
@@ -315,7 +315,7 @@ def test_what_clients_look_for(server):
         assert server.http.head(path).status_code == 200
 
 
-# ---- what is not served ----
+# ---- what is not supported ----
 
 
 def test_what_has_no_effect_is_named(client):

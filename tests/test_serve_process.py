@@ -172,7 +172,7 @@ def test_options_of_several_models(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--models", "/nowhere"], "no folder, no .gguf file"),
+        (["--models", "/nowhere"], "neither a folder, a .gguf file"),
         (["--models", "/nowhere", "model.gguf"], "cannot be combined with"),
         (["-np", "0"], "at least 1 sequence"),
         (["-np", "9", "-ub", "8"], "raise -ub"),

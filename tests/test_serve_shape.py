@@ -96,9 +96,9 @@ def test_a_format_may_be_told_only(http):
         ({"guided_choice": []}, "at least one"),
         ({"guided_json": "{"}, "not JSON"),
         ({"json_schema": False}, "false allows nothing"),
-        ({"guided_json": {}, "guided_regex": "a"}, "guided_json and guided_regex cannot both"),
-        ({"grammar": 'root ::= "a"', "json_schema": {}}, "grammar and json_schema cannot both"),
-        ({"structured_outputs": {"json": {}, "choice": ["a"]}}, "cannot both"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_json and guided_regex cannot be combined"),
+        ({"grammar": 'root ::= "a"', "json_schema": {}}, "grammar and json_schema cannot be combined"),
+        ({"structured_outputs": {"json": {}, "choice": ["a"]}}, "cannot be combined"),
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs"),
     ],
 )

@@ -242,7 +242,7 @@ def test_another_version_is_refused(used, tmp_path):
     path = tmp_path / "new.state"
     data = used[1].to_bytes()
     path.write_bytes(data[:8] + struct.pack("<I", 99) + data[12:])
-    with pytest.raises(InvalidInput, match=r"new\.state.*its version is 99, this one reads 1"):
+    with pytest.raises(InvalidInput, match=r"new\.state.*its version is 99, but this pylongctx reads version 1"):
         LlamaState.load(path)
 
 

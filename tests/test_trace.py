@@ -100,7 +100,7 @@ def test_an_error_in_the_block_keeps_the_record(chunked, tokens):
 
 def test_traces_do_not_nest(chunked, tokens):
     with chunked.trace() as outer:
-        with pytest.raises(RuntimeError, match="being traced already"), chunked.trace(3, 4):
+        with pytest.raises(RuntimeError, match="already being traced"), chunked.trace(3, 4):
             pass
         chunked.eval(tokens[:5])
     assert len(outer.positions) == 5
@@ -130,7 +130,7 @@ def test_a_trace_that_no_memory_holds_is_refused(chunked, tokens, monkeypatch):
 
 @pytest.mark.parametrize("method", ["full", "window", "selfextend", None])
 def test_a_method_without_chunks_says_so(embedded_model, method):
-    message = r"reads no chunks.*use method='longheads'"
+    message = r"does not read chunks.*use method='longheads'"
     with new(embedded_model, method=method) as llm, pytest.raises(ValueError, match=message), llm.trace():
         pass
 

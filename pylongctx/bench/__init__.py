@@ -1,1 +1,1 @@
-"""What ``pylongctx bench`` is made of: tests, workers, records and their formats, models of random weights."""
+"""The parts of ``pylongctx bench``: tests, workers, records and their formats, models with random weights."""

@@ -1,4 +1,4 @@
-"""What is measured: the parameters of one test, and what the options say of them."""
+"""The parameters of one test, and their parsing from options."""
 
 import re
 from collections.abc import Sequence
@@ -54,14 +54,14 @@ def pair(text: str) -> tuple[int, int]:
     """Return the tokens of a prompt and of a generation, given as ``"512,128"``."""
     match = re.fullmatch(r"(\d+),(\d+)", text)
     if not match:
-        raise ValueError(f"{text!r} is no pair such as 512,128")
+        raise ValueError(f"{text!r} is not a pair such as 512,128")
     return int(match[1]), int(match[2])
 
 
 def wanted(
     prompts: Sequence[int], generations: Sequence[int], pairs: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """Return (n_prompt, n_gen) of every test, in the order of llama-bench; 0 tokens are no test."""
+    """Return (n_prompt, n_gen) of every test, in the order of llama-bench; tests with 0 tokens are skipped."""
     every = [*((p, 0) for p in prompts), *((0, n) for n in generations), *pairs]
     return [test for test in every if test != (0, 0)]
 

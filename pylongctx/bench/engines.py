@@ -1,4 +1,4 @@
-"""Who runs a test: pylongctx in a worker process, or a program of others."""
+"""Engines that run tests: pylongctx in a worker process, or another program."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from pylongctx.bench.record import FIELDS, Record, new_record, with_samples
 
 
 class Engine:
-    """One way to run one case, repetition by repetition; after ``error`` nothing more is run."""
+    """An engine that runs the repetitions of one case, and stops after an ``error``."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -29,7 +29,7 @@ class Engine:
         return [1e9 * n_tokens / ns for ns in self.samples]
 
     def run(self) -> None:
-        """Run the test once more, unless something went wrong."""
+        """Run the test once more, unless an error occurred."""
         if not self.error:
             self._run()
 
@@ -38,14 +38,14 @@ class Engine:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Release the resources of the engine."""
 
     def _run(self) -> None:
         raise NotImplementedError
 
 
 class Ours(Engine):
-    """pylongctx with one method, in a process of its own."""
+    """pylongctx with one method in its own process."""
 
     def __init__(self, case: Case, method: str, warmup: bool) -> None:
         super().__init__(case)
@@ -80,12 +80,12 @@ class Ours(Engine):
         if not self.error:
             self.samples.append(result.pop("ns"))
             self._first_tokens.append(result.pop("ttft_ns"))
-            if len(self.samples) == 1:  # later ones count more memory: going back may take a checkpoint
+            if len(self.samples) == 1:  # later ones use more memory, since rewinding may take a checkpoint
                 self._facts |= result
 
     def _ask(self, message: Mapping[str, Any]) -> Record:
         assert self._process.stdin and self._process.stdout
-        with suppress(BrokenPipeError):  # it has ended: so has its output
+        with suppress(BrokenPipeError):  # the process has already exited
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -95,7 +95,7 @@ class Ours(Engine):
 
 
 class Peer(Engine):
-    """A program of others, started for every repetition."""
+    """Another program, started for every repetition."""
 
     def __init__(self, case: Case, program: Program, warmup: bool) -> None:
         super().__init__(case)

@@ -12,12 +12,12 @@ from pylongctx.bench.record import FIELDS, SAMPLES, Record
 
 
 class Printer:
-    """Write records to a file as they come.
+    """Writes records to a file one by one.
 
     Attributes
     ----------
     head, between, foot : str
-        What is written before, between and after the records.
+        Texts before, between and after the records.
     """
 
     head = between = foot = ""
@@ -28,7 +28,7 @@ class Printer:
         self.count = 0
 
     def start(self) -> None:
-        """Write what comes before the records."""
+        """Write the text before the records."""
         self._write(self.head)
 
     def add(self, record: Record) -> None:
@@ -37,7 +37,7 @@ class Printer:
         self.count += 1
 
     def stop(self) -> None:
-        """Write what comes after the records."""
+        """Write the text after the records."""
         self._write(self.foot)
 
     def format(self, record: Record) -> str:
@@ -50,7 +50,7 @@ class Printer:
 
 
 class JSON(Printer):
-    """A list of objects, the samples included."""
+    """A list of objects, including samples."""
 
     head, between, foot = "[\n", ",\n", "\n]\n"
 
@@ -61,7 +61,7 @@ class JSON(Printer):
 
 
 class JSONL(Printer):
-    """One object a line, the samples included."""
+    """One object per line, including samples."""
 
     def format(self, record: Record) -> str:
         """Return the text of one record."""
@@ -73,7 +73,7 @@ def _published(record: Record) -> Record:
 
 
 class CSV(Printer):
-    """A header and quoted values; what is not known is empty."""
+    """A header and quoted values; unknown ones are empty."""
 
     head = ",".join(FIELDS) + "\n"
 
@@ -85,7 +85,7 @@ class CSV(Printer):
 
 
 class _Line:
-    """Where the csv module writes a line."""
+    """A buffer for a line of the csv module."""
 
     text = ""
 
@@ -110,13 +110,13 @@ class SQL(Printer):
 
 
 def _plain(record: Record) -> list[Any]:
-    """Return the values of the fields; llama-bench writes truth as 0 and 1 outside of JSON."""
+    """Return the values of the fields; llama-bench writes booleans as 0 and 1 except in JSON."""
     values = [record[name] for name in FIELDS]
     return [int(value) if isinstance(value, bool) else value for value in values]
 
 
 class Markdown(Printer):
-    """A table; ``columns`` names the parameters to show beside those that every table has."""
+    """A table; ``columns`` are additional parameters to show."""
 
     def start(self) -> None:
         """Write the head of the table."""
@@ -134,7 +134,7 @@ class Markdown(Printer):
         return f"| {' | '.join(f'{c:>{-width}}' if width < 0 else f'{c:<{width}}' for width, c in cells)} |\n"
 
     def stop(self) -> None:
-        """Write what was chosen for automatic methods, and on what the numbers were taken."""
+        """Write the automatic choices of methods, and the build and machine of the measurements."""
         records = [record for record in self._records if not record["error"]]
         chosen = dict.fromkeys((r["asked"], r["method"]) for r in records if r["asked"] != r["method"])
         builds = dict.fromkeys(f"{r['build_commit']} ({r['build_number']})" for r in records if r["build_commit"])
@@ -168,7 +168,7 @@ def _first_token(record: Record) -> str:
     return "-" if record["ttft_ns"] is None else f"{record['ttft_ns'] / 1e6:.1f} ms"
 
 
-# field: title, width (negative: right-aligned), how a cell is made; llama-bench's order, names and widths
+# field: title, width (negative: right-aligned), cell format; in llama-bench's order, names and widths
 COLUMNS: dict[str, tuple[str, int, Callable[[Record], str] | str]] = {
     "model": ("model", 30, lambda r: r["model_type"] or Path(r["model_filename"]).name),
     "size": ("size", -10, lambda r: _size(r["model_size"])),

@@ -1,4 +1,4 @@
-"""``random:geometry:layers[:weights]``: models of random weights with the widths of real ones.
+"""``random:geometry:layers[:weights]``: models with random weights and the sizes of real ones.
 
 Names that end in ``-quarter`` have a quarter of the heads of the real model, and fewer and narrower experts, so that
 filling a long context takes minutes: one full layer has 1024 query channels. Widths of heads, windows, the kinds of
@@ -74,10 +74,10 @@ def qwen3_next(n_k: int, n_v: int, n_expert: int, n_used: int) -> Recipe:
     )
 
 
-QWEN3_NEXT = qwen3_next(16, 32, n_expert=4, n_used=2)  # the real model has 512 experts and takes 10
+QWEN3_NEXT = qwen3_next(16, 32, n_expert=4, n_used=2)  # the real model has 512 experts and uses 10
 QWEN3_NEXT_QUARTER = qwen3_next(4, 8, n_expert=16, n_used=10)
 
-# ---- sliding layers, and a full one after each, with sinks ----
+# ---- alternating sliding and full layers, with sinks ----
 
 GPT_OSS = Recipe(
     f"{QKV_BIAS}+b attn_sinks post_attention_norm "
@@ -111,7 +111,7 @@ LINEAR8 = {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}  # of full
 
 QWEN3 = Recipe(f"{ATTENTION} {HEAD_NORMS} {GATED}", "output_norm", "qwen3", embedding=2560**-0.5)
 
-# vocabulary (small, the output matrix is no part of what is compared), n_embd, n_layer, heads, KV heads, n_ff, context
+# vocabulary (small, the output matrix is not compared), n_embd, n_layer, heads, KV heads, n_ff, context
 GEOMETRIES = {
     "gemma-3-270m": (gemma3(640, 512), Shape(512, 640, 18, 4, 1, 2048, 32768, 1e6, key_length=256)),
     "gemma-3-4b": (gemma3(2560, 1024, **LINEAR8), Shape(512, 2560, 34, 8, 4, 10240, 131072, 1e6, key_length=256)),
@@ -134,7 +134,7 @@ def cached_model(name: str) -> Path:
     Raises
     ------
     ValueError
-        When the name is none; the message says how it is made up.
+        When the name is invalid; the message explains its parts.
     """
     geometry, _, rest = name.partition(":")
     layers, _, weights = rest.partition(":")

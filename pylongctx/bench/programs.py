@@ -1,4 +1,4 @@
-"""Programs of others that measure: llama-bench and llama-sweep-bench, of llama.cpp or of a fork of it."""
+"""Other benchmark programs: llama-bench and llama-sweep-bench, of llama.cpp or a fork."""
 
 import json
 import os
@@ -20,7 +20,7 @@ STOCK_VARIABLE = "LCTX_STOCK_BENCH"
 STOCK_GROUP = "llama.cpp"
 EXAMPLE = "--vs 'ik=build/tools/ik/bin/llama-bench -rtr 1'"
 
-# what both kinds take, under two names each; a program's own arguments replace the value of the case
+# options of both kinds, with two names each; a program's own arguments override the value of the case
 SETTINGS = {
     "-b": ("--batch-size", "n_batch"),
     "-t": ("--threads", "n_threads"),
@@ -28,7 +28,7 @@ SETTINGS = {
     "-ctv": ("--cache-type-v", "type_v"),
     "-ngl": ("--n-gpu-layers", "n_gpu_layers"),
 }
-# what makes the test, the same for all, and how results are read
+# options that define the test or the output, fixed for all programs
 RESERVED = frozenset(
     "-m --model -p --n-prompt --prompt -n --n-gen --predict --n-predict -pg -gp -d --n-depth -ub --ubatch-size -c "
     "--ctx-size -r --repetitions -nrep --n-repetitions --sweep-stride -o --output -oe --output-err "
@@ -37,7 +37,7 @@ RESERVED = frozenset(
 
 
 class Dialect(ABC):
-    """What a kind of program is asked for a case, and how its answer is read."""
+    """The command line of a kind of program for a case, and the parsing of its output."""
 
     @abstractmethod
     def unable(self, case: Case) -> str:
@@ -49,7 +49,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, case: Case, done: "subprocess.CompletedProcess[str]") -> Record:
-        """Return fields of the record, one ``samples_ns`` among them; a ValueError says what is wrong."""
+        """Return fields of the record, one ``samples_ns`` among them; ValueError for unusable output."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LlamaBench(Dialect):
     depth : bool
         Whether it has ``-d``.
     no_warmup : tuple of str
-        How its own warm-up is turned off.
+        Options that turn off its own warm-up.
     """
 
     depth: bool = True
@@ -71,7 +71,7 @@ class LlamaBench(Dialect):
         """Return why the program has no such test, or nothing."""
         if self.depth or not case.n_depth or not case.n_prompt:
             return ""
-        return "this llama-bench has no -d, so it reads no prompt at a depth; the llama-sweep-bench beside it does"
+        return "this llama-bench has no -d, so it cannot prefill at a depth; use its llama-sweep-bench"
 
     def options(self, case: Case, warmup: bool) -> list[str]:
         """Return the options of the test, without those of ``SETTINGS``."""
@@ -82,25 +82,25 @@ class LlamaBench(Dialect):
             test = {"-p": 0, "-n": 0, "-gp": f"{case.n_depth},{case.n_gen}"}
         depth = {"-d": case.n_depth} if self.depth else {}
         loaded = {"-lm": case.load_mode} if self.depth and case.load_mode != "auto" else {}
-        # one whole repetition warms up where the program's own way is shorter
+        # a whole repetition as warm-up, since the program's own is shorter
         again = warmup and not self.depth and not case.n_depth
         quiet = () if warmup and self.depth else self.no_warmup
         given = test | depth | loaded | {"-ub": case.n_ubatch, "-r": 1 + again, "-o": "json"}
         return [*_words(given), *quiet]
 
     def read(self, case: Case, done: "subprocess.CompletedProcess[str]") -> Record:
-        """Return fields of the record, one ``samples_ns`` among them; a ValueError says what is wrong."""
+        """Return fields of the record, one ``samples_ns`` among them; ValueError for unusable output."""
         results = _objects(done.stdout, "samples_ns", "n_prompt", "n_gen")
         if not results:
             raise ValueError(f"printed no result of llama-bench, but {_first_words(done.stdout)!r}")
         if len(results) > 1:
-            raise ValueError(f"printed the results of {len(results)} tests where one was asked for")
+            raise ValueError(f"printed the results of {len(results)} tests instead of one")
         result = results[0]
         after = case.n_depth and not self.depth
         wanted = (case.n_depth if after else case.n_prompt, case.n_gen)
         measured = (result["n_prompt"], result["n_gen"])
         if measured != wanted:
-            raise ValueError(f"measured n_prompt, n_gen = {measured} where {wanted} was asked for")
+            raise ValueError(f"measured n_prompt, n_gen = {measured} instead of {wanted}")
         return {"backends": _backends(result)} | result | {"samples_ns": result["samples_ns"][-1:]}
 
 
@@ -111,7 +111,7 @@ class SweepBench(Dialect):
     Attributes
     ----------
     stride : bool
-        Whether it can leave depths out, which is faster.
+        Whether it can skip depths, which is faster.
     warm : bool
         Whether it can warm up with a batch.
     """
@@ -133,7 +133,7 @@ class SweepBench(Dialect):
 
     def options(self, case: Case, warmup: bool) -> list[str]:
         """Return the options of the test, without those of ``SETTINGS``."""
-        n_ctx = case.n_depth + 2 * case.n_ubatch  # of an empty context the warm-up batch takes a part
+        n_ctx = case.n_depth + 2 * case.n_ubatch  # room for the warm-up batch, which occupies an empty context
         given: dict[str, object] = {"-c": n_ctx, "-ub": case.n_ubatch, "-n": case.n_gen or 1}
         given["--output-format"] = "jsonl"
         if self.stride and case.n_depth:
@@ -142,14 +142,14 @@ class SweepBench(Dialect):
         return [*_words(given), *(warm if warmup else ["--no-warmup"])]
 
     def read(self, case: Case, done: "subprocess.CompletedProcess[str]") -> Record:
-        """Return fields of the record, one ``samples_ns`` among them; a ValueError says what is wrong."""
+        """Return fields of the record, one ``samples_ns`` among them; ValueError for unusable output."""
         rows = _objects(done.stdout + "\n" + done.stderr, "n_kv", "pp", "tg", "t_pp", "t_tg")
         row = next((row for row in rows if row["n_kv"] == case.n_depth), None)
         if row is None:
             raise ValueError(f"printed no row of llama-sweep-bench for n_kv {case.n_depth}, but {len(rows)} others")
         part, wanted = ("pp", case.n_prompt) if case.n_prompt else ("tg", case.n_gen)
         if row[part] != wanted:
-            raise ValueError(f"measured {part} = {row[part]} where {wanted} was asked for")
+            raise ValueError(f"measured {part} = {row[part]} instead of {wanted}")
         samples = [round(1e9 * row[f"t_{part}"])]
         return {"cpu_info": cpu_name(), "model_filename": case.model_filename} | row | {"samples_ns": samples}
 
@@ -165,11 +165,11 @@ class Program:
     path : Path
         The file.
     arguments : tuple of str
-        What it is given in every test, before the test's own options.
+        Its arguments in every test, before the test's own options.
     dialect : Dialect
-        How it is asked.
+        Its kind.
     group : str
-        Programs of one group share a column of ratios; that of the fastest stands there.
+        Programs of one group share a column of ratios, which shows the fastest.
     """
 
     label: str
@@ -179,23 +179,23 @@ class Program:
     group: str
 
     def command(self, case: Case, warmup: bool) -> list[str]:
-        """Return the words that run a case once."""
+        """Return the command that runs a case once."""
         settings = {option: getattr(case, field) for option, (_, field) in SETTINGS.items() if not self._own(option)}
         given = {"-m": case.model_filename} | settings
         return [str(self.path), *_words(given), *self.arguments, *self.dialect.options(case, warmup)]
 
     def _own(self, option: str) -> str:
-        """Return the program's own value of a setting, or nothing."""
+        """Return the program's own value of a setting, or an empty list."""
         names = (option, SETTINGS[option][0])
         return next((value for name, value in pairwise(self.arguments) if name in names), "")
 
     def measure(self, case: Case, warmup: bool) -> Record:
-        """Run a case once; returns the fields of a record that are known, and ``samples_ns``.
+        """Run a case once; returns the known fields of a record, and ``samples_ns``.
 
         Raises
         ------
         RuntimeError
-            When the program has no such test, fails, or prints something else.
+            When the program does not support the test, fails, or prints unusable output.
         """
         if reason := self.dialect.unable(case):
             raise RuntimeError(reason)
@@ -213,14 +213,14 @@ class Program:
 
 
 def program(text: str) -> Program:
-    """Return the program of ``"LABEL=PATH ARGUMENTS"``; its ``--help`` says what it is.
+    """Return the program of ``"LABEL=PATH ARGUMENTS"``; its kind is detected from ``--help``.
 
     Raises
     ------
     ValueError
-        When the text is something else, an argument would change the test, or the file is no such program.
+        When the text has another form, an argument would change the test, or the file is not such a program.
     FileNotFoundError
-        When there is no such file.
+        When the file does not exist.
     """
     label, _, command = (part.strip() for part in text.partition("="))
     try:
@@ -230,7 +230,7 @@ def program(text: str) -> Program:
     if not label or not words:
         raise ValueError(f"--vs {text!r} is not LABEL=PATH or 'LABEL=PATH ARGUMENTS', as in {EXAMPLE}")
     if taken := RESERVED.intersection(words[1:]):
-        raise ValueError(f"--vs {label}: {min(taken)} is the same for all programs, it is no argument of one of them")
+        raise ValueError(f"--vs {label}: {min(taken)} is set for all programs and cannot be an argument of one")
     path = Path(words[0]).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"--vs {label}: there is no program {path}")
@@ -253,7 +253,7 @@ def _dialect(label: str, path: Path) -> Dialect:
 
 
 def stock_program(path: Path, flash_attn: int) -> Program:
-    """Return the llama-bench of unpatched llama.cpp, run with ``-fa``; all of these are one group."""
+    """Return the llama-bench of unpatched llama.cpp, run with ``-fa``; these form one group."""
     return Program(f"llama.cpp, fa {flash_attn}", path, ("-fa", str(flash_attn)), LlamaBench(), STOCK_GROUP)
 
 
@@ -263,13 +263,13 @@ def find_stock(path: str | None) -> Path:
     Raises
     ------
     FileNotFoundError
-        When it is not there; the message says how to get it.
+        When it is missing; the message says how to get it.
     """
     found = Path(path or os.environ.get(STOCK_VARIABLE) or STOCK)
     if not found.is_file():
         raise FileNotFoundError(
-            f"--vs-stock needs the llama-bench of unpatched llama.cpp, and there is none at {found}: build it with "
-            f"'make tools-stock' in the source tree, or name another with --stock or {STOCK_VARIABLE}"
+            f"--vs-stock needs the llama-bench of unpatched llama.cpp, but {found} does not exist: build it with "
+            f"'make tools-stock' in the source tree, or set another with --stock or {STOCK_VARIABLE}"
         )
     return found.absolute()
 
@@ -278,7 +278,7 @@ def find_stock(path: str | None) -> Path:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return the environment without LCTX_METHOD: the command line says which method runs."""
+    """Return the environment without LCTX_METHOD, since the command line sets the method."""
     return {name: value for name, value in os.environ.items() if name != "LCTX_METHOD"}
 
 
@@ -296,7 +296,7 @@ def _run(command: Sequence[str], path: Path) -> "subprocess.CompletedProcess[str
 
 
 def _ending(done: "subprocess.CompletedProcess[str]") -> str:
-    """Return why a program ended: its last words, and the signal if it was one."""
+    """Return why a program failed: its last output line, and the signal, if any."""
     code = done.returncode
     lines = done.stderr.strip().splitlines()
     if code < 0:
@@ -309,7 +309,7 @@ def _words(options: Mapping[str, object]) -> list[str]:
 
 
 def _objects(text: str, *fields: str) -> list[Record]:
-    """Return the JSON objects with these fields; programs print other lines before, between and after them."""
+    """Return the JSON objects with these fields, ignoring other output."""
     decoder, found, position = json.JSONDecoder(), [], 0
     while (start := text.find("{", position)) >= 0:
         position = start + 1
@@ -325,6 +325,6 @@ def _first_words(text: str) -> str:
 
 
 def _backends(result: Record) -> str:
-    """Return the backends that an older llama-bench names one field each."""
+    """Return the backends, which older versions of llama-bench report in separate fields."""
     names = ("cuda", "vulkan", "metal", "sycl", "rpc", "blas")
     return ",".join(name.upper() for name in names if result.get(name) in (True, "1")) or "CPU"

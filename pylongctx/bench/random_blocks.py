@@ -1,6 +1,6 @@
-"""Random weights of every type that models of random weights have, as the bytes of a GGUF file.
+"""Random weights of all supported types, as the bytes of a GGUF file.
 
-Each function takes a generator, the sizes of a tensor and the standard deviation of its values (floats: also of each
+Each function takes a generator, the sizes of a tensor and the standard deviation of its values (for floats also per
 row). Quantized blocks are drawn directly, all with the same scale.
 """
 
@@ -11,9 +11,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 try:
-    import gguf as gguf  # random_model takes it from here
+    import gguf as gguf  # re-exported for random_model
 except ImportError as reason:
-    raise ImportError("models of random weights are written with the gguf package: pip install gguf") from reason
+    raise ImportError("models with random weights need the gguf package: pip install gguf") from reason
 
 Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, MXFP4, F16, F32 = (
     gguf.GGMLQuantizationType[name] for name in ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4", "F16", "F32")
@@ -58,12 +58,12 @@ def _q4_1(rng: Generator, sizes: list[int], std: float) -> Array:
 def _mxfp4(rng: Generator, sizes: list[int], std: float) -> Array:
     """Return blocks of 32: e, 4-bit q; 2^(e - 128) times a number of e2m1, doubled, whose deviation is 5.852.
 
-    Scales are powers of two: two of them, as often as gives the deviation.
+    Scales are powers of two: two of them, mixed to give the deviation.
     """
     blocks = _blocks(rng, sizes, 32, 17)
     step = np.log2(std / 5.852)
     low = int(np.floor(step))
-    share = (4 ** (step - low) - 1) / 3  # of the larger scale, by variance
+    share = (4 ** (step - low) - 1) / 3  # fraction of the larger scale, by variance
     blocks[..., 0] = 128 + low + (rng.random(blocks.shape[:-1]) < share)
     return blocks.reshape(*sizes[:-1], -1)
 
@@ -97,7 +97,7 @@ def _q6_k(rng: Generator, sizes: list[int], std: float) -> Array:
 def _blocks(rng: Generator, sizes: list[int], n: int, n_bytes: int) -> Array:
     """Return random bytes for blocks of ``n`` values, uint8 [..., n_block, n_bytes]."""
     if sizes[-1] % n:
-        raise ValueError(f"rows of {sizes[-1]} are no multiple of a block, {n}: use weights f16")
+        raise ValueError(f"rows of {sizes[-1]} are not a multiple of a block, {n}: use weights f16")
     return rng.integers(0, 256, (*sizes[:-1], sizes[-1] // n, n_bytes), dtype=np.uint8)
 
 

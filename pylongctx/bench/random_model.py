@@ -1,4 +1,4 @@
-"""GGUF files with random weights: real widths for the benchmarks, tiny ones for the tests.
+"""GGUF files with random weights: real sizes for benchmarks, tiny ones for tests.
 
 Weights are scaled so that logits are of order one and attention is far from uniform, so a position error shows.
 """
@@ -29,13 +29,13 @@ from pylongctx.bench.random_blocks import (
 SHARPNESS = 2.0  # factor on q and k: attention scores get a standard deviation of about its square
 N_EXPERT = 4
 SHARP = ("attn_q", "attn_k", "attn_q_b", "attn_kv_a_mqa")
-ALWAYS_F32 = ("ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")  # as llama.cpp quantizes
-NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d", "ssm_dt.bias")  # names that stand as they are
+ALWAYS_F32 = ("ssm_conv1d.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")  # as in llama.cpp's quantization
+NOT_WEIGHTS = ("exp_probs_b.bias", "ssm_a", "ssm_d", "ssm_dt.bias")  # complete names
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a transformer; the names are llama.cpp's. ``key_length`` and ``n_rot`` follow from the rest when 0."""
+    """Sizes of a transformer; the names are llama.cpp's. ``key_length`` and ``n_rot`` are derived if 0."""
 
     n_vocab: int = 288
     n_embd: int = 64
@@ -50,17 +50,17 @@ class Shape:
 
     @property
     def head_dim(self) -> int:
-        """The width of a head."""
+        """The size of a head."""
         return self.key_length or self.n_embd // max(1, self.n_head)
 
     @property
     def n_embd_q(self) -> int:
-        """The width of all query heads."""
+        """The total size of all query heads."""
         return self.head_dim * self.n_head
 
     @property
     def n_embd_kv(self) -> int:
-        """The width of all KV heads."""
+        """The total size of all KV heads."""
         return self.head_dim * self.n_head_kv
 
 
@@ -74,21 +74,21 @@ class Recipe:
     Attributes
     ----------
     layer : str or tuple of str
-        Tensors of every block, or of one block after the other.
+        Tensors of every block, or a tuple with one entry per block, repeated.
     outer : str
-        Tensors after the blocks; the token embedding is always there.
+        Tensors after the blocks; the token embedding is always included.
     arch : str
-        The name in the file, when the recipe is a variant.
+        The name in the file, if the recipe is a variant.
     shape : dict
-        Fields of ``Shape`` that the architecture asks for.
+        Fields of ``Shape`` that the architecture requires.
     meta : dict
-        More metadata, named without the architecture.
+        Additional metadata, named without the architecture.
     embedding : float
-        Deviation of the token embedding, for models that scale it up again.
+        Deviation of the token embedding, for models that scale it up.
     sharpness : float
         Factor on normed q and k, for models that do not divide scores by the root of the head's width.
     gains : dict
-        More factors, on matrices and their biases, by name.
+        Additional factors of matrices and their biases, by name.
     """
 
     layer: str | tuple[str, ...]
@@ -102,7 +102,7 @@ class Recipe:
 
 
 def biased(words: str) -> str:
-    """Return the words of a recipe with a bias each."""
+    """Return the words of a recipe with a bias for each."""
     return " ".join(f"{word}+b" for word in words.split())
 
 
@@ -203,8 +203,8 @@ SIZES = {
     "rope_freqs": "rot/2",
     "rope_factors_long": "rot/2",
     "rope_factors_short": "rot/2",
-}  # every other one is a vector of the embedding's size
-MEANS = {  # and deviations of vectors that are no norms
+}  # all others are vectors of the embedding's size
+MEANS = {  # means and deviations of vectors that are not norms
     "attn_sinks": (2.0, 1.0),
     "altup_correct_scale": (1.0, 0.1),
     "layer_output_scale": (0.8, 0.1),
@@ -212,7 +212,7 @@ MEANS = {  # and deviations of vectors that are no norms
 
 
 def dims(shape: Shape) -> dict[str, int]:
-    """Return the sizes that a recipe may name."""
+    """Return the sizes that a recipe can refer to."""
     return vars(shape) | {
         "embd": shape.n_embd,
         "q": shape.n_embd_q,
@@ -231,7 +231,7 @@ def dims(shape: Shape) -> dict[str, int]:
 
 
 class Weights:
-    """Random tensors on their way into a file."""
+    """Adds random tensors to a file."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class Weights:
         self.rng, self.dims = np.random.default_rng(seed), dims(shape)
 
     def add(self, prefix: str, word: str) -> None:
-        """Add the tensor that a word of a recipe describes, and its bias."""
+        """Add the tensor described by a word of a recipe, and its bias."""
         word, _, bias = word.partition("+")
         name, _, size = word.partition("=")
         sizes = [int(d) if d.isdigit() else self.dims[d] for d in (size or SIZES.get(name, "embd")).split(",")]
@@ -270,7 +270,7 @@ class Weights:
             self.vector(f"{full}.bias", sizes[:-1] or sizes, mean=0.0, deviation=0.3 * self.gains.get(name, 1.0))
 
     def embedding(self, deviation: float) -> None:
-        """Add the token embedding; rows are looked up, so f32 whatever the type of the rest."""
+        """Add the token embedding; always f32, since its rows are looked up."""
         values = deviation * normal(self.rng, [self.shape.n_vocab, self.shape.n_embd])
         self.writer.add_tensor("token_embd.weight", values)
 
@@ -285,7 +285,7 @@ class Weights:
         self.writer.add_tensor(name, values.astype(np.float32))
 
     def _type(self, name: str) -> gguf.GGMLQuantizationType:
-        """Return the type of a matrix: Q4_K and Q6_K where llama.cpp's Q4_K_M has them; MXFP4 is for experts."""
+        """Return the type of a matrix: Q4_K and Q6_K as in llama.cpp's Q4_K_M; MXFP4 only for experts."""
         _, _, rest = name.partition("blk.")
         number, _, part = rest.partition(".")
         if part in ALWAYS_F32:
@@ -298,15 +298,15 @@ class Weights:
         return Q6_K if finer else Q4_K
 
     def _gain(self, name: str, n_rows: int) -> Array | float:
-        """Return how much sharper than ordinary rows are: those that make queries and keys."""
-        if name == "attn_qkv" and self.qtype in (F16, F32):  # quantized blocks all have one scale
+        """Return the sharpness factors of rows, above 1 for those of queries and keys."""
+        if name == "attn_qkv" and self.qtype in (F16, F32):  # quantized blocks all have the same scale
             n_v = n_rows * self.shape.n_embd_kv // self.dims["qkv"]
             return np.repeat([SHARPNESS, 1.0], [n_rows - n_v, n_v])[:, None].astype(np.float32)
         return (SHARPNESS if name in SHARP else 1.0) * self.gains.get(name, 1.0)
 
 
 def _more_bits(layer: int, n_layer: int) -> bool:
-    """Return whether llama.cpp's Q4_K_M gives a layer more bits (use_more_bits in llama-quant.cpp): half of them."""
+    """Return True for the half of layers with more bits in Q4_K_M (use_more_bits in llama-quant.cpp)."""
     return layer < n_layer // 8 or layer >= 7 * n_layer // 8 or (layer - n_layer // 8) % 3 == 2
 
 
@@ -340,7 +340,7 @@ def write_model(
     Parameters
     ----------
     rope_freqs : bool
-        Add per-pair frequency factors as Llama 3.1 has them.
+        Add per-pair frequency factors as in Llama 3.1.
     rope_scaling : (type, factor, original context), optional
         Metadata for linear or YaRN scaling.
     """

@@ -1,4 +1,4 @@
-"""One line of results: the fields of llama-bench, then ours."""
+"""A record of results: the fields of llama-bench, then those of pylongctx."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from typing import Any
 
 from pylongctx.bench.case import Case
 
-# Order and types are those of llama-bench (get_fields and get_field_type in llama-bench.cpp), then come ours.
+# Order and types are those of llama-bench (get_fields and get_field_type in llama-bench.cpp), followed by pylongctx's.
 FIELDS = {
     "build_commit": str,
     "build_number": int,
@@ -61,7 +61,7 @@ FIELDS = {
     "error": str,
 }
 SAMPLES = ("samples_ns", "samples_ts")
-# what pylongctx has no option for
+# settings without an option in pylongctx
 FIXED = {
     "cpu_mask": "0x0",
     "cpu_strict": False,
@@ -88,7 +88,7 @@ Record = dict[str, Any]  # FIELDS, once measured SAMPLES, and "asked": the metho
 
 
 def new_record(case: Case, method: str, facts: Record, error: str = "") -> Record:
-    """Return the record of a test that pylongctx has run or refused: every field, None where nothing is known."""
+    """Return the record of a test that pylongctx ran or refused, with None for unknown fields."""
     from pylongctx import __version__
     from pylongctx._lib import build_info
 
@@ -108,7 +108,7 @@ def new_record(case: Case, method: str, facts: Record, error: str = "") -> Recor
 
 
 def with_samples(record: Record, samples_ns: Sequence[int]) -> Record:
-    """Return the record with the times of the repetitions and what follows from them, as llama-bench computes it."""
+    """Return the record with the times of repetitions and their statistics, computed as in llama-bench."""
     n_tokens = record["n_prompt"] + record["n_gen"]
     rates = [1e9 * n_tokens / ns for ns in samples_ns]
     times = {
@@ -125,7 +125,7 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def cpu_name() -> str:
-    """Return the model of the CPU, as the system names it."""
+    """Return the CPU's model name from the system."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")

@@ -1,4 +1,4 @@
-"""The order in which tests run, and the comparison with programs of others."""
+"""The order of tests, and the comparison with other programs."""
 
 import sys
 import time
@@ -18,26 +18,26 @@ UNQUANTIZED = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True)
 class Plan:
-    """How every case is run.
+    """How to run every case.
 
     Attributes
     ----------
     methods : sequence of str
         Methods of pylongctx.
     repetitions : int
-        How often each test is repeated.
+        Number of repetitions of each test.
     warmup : bool
-        Whether something is run before.
+        Whether to run a warm-up.
     delay : float
         Seconds to wait before each test.
     progress : bool
-        Say on stderr what runs.
+        Whether to report progress on stderr.
     stock : Path or None
-        The llama-bench of unpatched llama.cpp, to take turns with.
+        The llama-bench of unpatched llama.cpp, to alternate with.
     flash_attn : sequence of int
-        How it shall run; empty: 0 and 1, but only 1 with a quantized V, which it cannot read otherwise.
+        Its -fa settings; empty: 0 and 1, but only 1 with a quantized V, which 0 does not support.
     programs : sequence of Program
-        Others to take turns with.
+        Other programs to alternate with.
     """
 
     methods: Sequence[str]
@@ -51,11 +51,11 @@ class Plan:
 
     @property
     def groups(self) -> list[str]:
-        """What ratios are taken to, in the order of the columns."""
+        """The groups to compare with, in the order of the columns."""
         return [*([STOCK_GROUP] if self.stock else []), *(program.group for program in self.programs)]
 
     def rounds(self, case: Case) -> list[list[Callable[[], Engine]]]:
-        """Return the engines of a case; those of one list are open at the same time and take turns."""
+        """Return the engines of a case; those of one list are open at the same time and alternate."""
         ours = [lambda method=method: Ours(case, method, self.warmup) for method in self.methods]
         programs = [*self._stock(case), *self.programs]
         if not programs:
@@ -68,7 +68,7 @@ class Plan:
 
 
 def run(plan: Plan, cases: Sequence[Case]) -> Iterator[list[Engine]]:
-    """Run all cases; yields the engines that took turns, with their results."""
+    """Run all cases; yields the alternating engines with their results."""
     for number, case in enumerate(cases, 1):
         for makers in plan.rounds(case):
             time.sleep(plan.delay)
@@ -95,18 +95,18 @@ def _say(plan: Plan, message: str) -> None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One of our engines against the fastest of every group of programs, round by round."""
+    """A comparison of a pylongctx engine with the fastest program of every group, round by round."""
 
     ours: Ours
     peers: Mapping[str, Peer]
 
     def values(self, group: str) -> list[float]:
-        """Rates divided by those of the other, one for each repetition."""
+        """Ratios of rates, one per repetition."""
         return [a / b for a, b in zip(self.ours.rates, self.peers[group].rates, strict=True)]
 
 
 def ratios(engines: Sequence[Engine]) -> list[Ratio]:
-    """Return the ratios of engines that took turns; none where a side was refused."""
+    """Return the ratios of alternating engines; empty if one side failed."""
     fastest: dict[str, Peer] = {}
     ran = [engine for engine in engines if isinstance(engine, Peer) and not engine.error]
     for engine in sorted(ran, key=lambda engine: median(engine.rates)):
@@ -120,7 +120,7 @@ HEAD = ["model", "threads", "KV", "test", "method", "t/s"]
 
 
 def ratio_table(ratios: Sequence[Ratio], groups: Sequence[str]) -> str:
-    """Return a Markdown table of medians, with two columns for every group; above 1 we are faster."""
+    """Return a Markdown table of medians, with two columns for every group; above 1 pylongctx is faster."""
     head = [*HEAD, *(title for group in groups for title in (f"{group} t/s", f"ratio to {group}"))]
     return table(head, [_ratio_row(ratio, groups) for ratio in ratios])
 

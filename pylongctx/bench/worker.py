@@ -1,6 +1,6 @@
-"""One test in a process of its own, so that its peak of memory is its own: JSON lines in, JSON lines out.
+"""One test in its own process with its own peak memory: JSON lines in, JSON lines out.
 
-The first line is the setup; every line after it asks for one repetition. An exception is answered with ``error``.
+The first line is the setup; every further line requests one repetition. An exception results in ``error``.
 """
 
 import json
@@ -19,7 +19,7 @@ from pylongctx.llama import Llama
 
 
 class Running:
-    """An open model that runs one test, again and again from the same depth.
+    """An open model that runs one test repeatedly from the same depth.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Running:
     method : str
         A method's string.
     warmup : bool
-        Run the prompt and one token once before, as llama-bench does.
+        Run the prompt and one token before, as llama-bench does.
     """
 
     def __init__(self, case: Case, method: str, warmup: bool) -> None:
@@ -55,7 +55,7 @@ class Running:
         self.runs = 0
 
     def facts(self) -> dict[str, Any]:
-        """Return what a record says of the model and of the method, automatic choices filled in."""
+        """Return the fields of a record about the model and the method, with automatic choices filled in."""
         model = self.llm.session.model
         return {
             "model_type": model.description(),
@@ -65,7 +65,7 @@ class Running:
         }
 
     def run(self) -> dict[str, int]:
-        """Run the test once: nanoseconds, those until the first token, and the memory that is used by now."""
+        """Run the test once; returns nanoseconds, those until the first token, and memory use."""
         if self.runs:
             self._go_back()
         self.runs += 1
@@ -86,16 +86,16 @@ class Running:
         return perf_counter_ns() - start
 
     def _tokens(self, n: int) -> NDArray[np.int32]:
-        """Return random tokens; a text begins with the token that the model wants there."""
+        """Return random tokens; a text begins with the model's start token."""
         tokens = self.rng.integers(0, self.llm.n_vocab(), n, np.int32)
         if n and not self.llm.n_tokens and self.llm.session.model.info.add_bos:
             tokens[0] = self.llm.token_bos()
         return tokens
 
     def _go_back(self) -> None:
-        """Go back to the depth. What a method has evicted cannot come back, so it gets a checkpoint.
+        """Rewind to the depth, using a checkpoint for methods that evict.
 
-        It is made only after the first repetition, whose peak of memory is therefore without it.
+        The checkpoint is taken after the first repetition, so that its peak memory does not include it.
         """
         depth = self.case.n_depth
         if not depth:
@@ -110,7 +110,7 @@ class Running:
 
 def main() -> None:
     """Serve one test until the input ends."""
-    # Whatever a library prints must not get between the answers.
+    # output of libraries must not mix with the answers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

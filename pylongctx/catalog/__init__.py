@@ -1,4 +1,4 @@
-"""Models that have a name: ``pylongctx get`` lists and fetches them, and a name stands wherever a model's path does."""
+"""Named models, which ``pylongctx get`` lists and downloads; a name can be used instead of a model's path."""
 
 import difflib
 import os
@@ -19,34 +19,34 @@ def lookup(name: str) -> Entry:
     Raises
     ------
     ValueError
-        When there is none; the message has similar names.
+        When the name is unknown; the message suggests similar names.
     """
     if name in CATALOG:
         return CATALOG[name]
     near = difflib.get_close_matches(name, CATALOG, n=3)
-    hint = f"is it {' or '.join(near)}?" if near else f"it has {', '.join(CATALOG)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(CATALOG)}"
     raise ValueError(f"the catalogue has no model {name!r}; {hint}")
 
 
 def find(path: str | os.PathLike[str]) -> Entry | None:
-    """Return the model that a path is the name of; None when a file of that name is there."""
+    """Return the model with a path as its name; None if a file with this path exists."""
     entry = CATALOG.get(str(path))
     return None if entry is None or Path(path).is_file() else entry
 
 
 def resolve(path: str | os.PathLike[str]) -> str:
-    """Return the file of a path or a name. A model that is not here is fetched, and a warning says so.
+    """Return the file of a path or a name. A missing model is downloaded with a warning.
 
     Raises
     ------
     ConnectionError, OSError, ValueError, ImportError
-        When the model cannot be fetched, see ``Entry.fetch``.
+        When the model cannot be downloaded, see ``Entry.fetch``.
     """
     entry = find(path)
     if entry is None:
         return str(path)
     here = entry.path()
     if here is None:
-        LOG.warning("fetching %s", entry.about)
+        LOG.warning("downloading %s", entry.about)
         here = entry.fetch()
     return str(here)

@@ -1,4 +1,4 @@
-"""What the catalogue knows of a model, wherever it comes from."""
+"""Entries of the catalogue, independent of their source."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ from pylongctx._units import bytes_text
 
 Progress = Callable[[int, int], None]
 OFFLINE = (
-    "Without a network use the embedded model: commands take it when no model is named, in Python it is "
+    "Without a network use the embedded model: it is the default of commands, and in Python it is "
     "pylongctx.models.embedded_model()"
 )
 LICENSES = {
@@ -23,25 +23,25 @@ LICENSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(ABC):
-    """A model with a name.
+    """A named model.
 
     Attributes
     ----------
     name : str
-        What it is called in commands and as ``model_path``.
+        Its name in commands and as ``model_path``.
     file : str
         Its GGUF file.
     size : int
         Bytes of the file.
     sha256 : str
-        Of the file, in hexadecimal.
+        Digest of the file, in hexadecimal.
     n_ctx_train : int
         Its trained context in tokens.
     license : str
         A key of ``LICENSES``.
     sampling : mapping
-        How its authors advise to sample, and what keeps a small model from repeating itself: arguments of
-        ``create_chat_completion`` that ``ask``, ``chat`` and ``serve`` begin with.
+        Sampling settings recommended by its authors, or against repetition of a small model: default arguments of
+        ``create_chat_completion`` in ``ask``, ``chat`` and ``serve``.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Entry(ABC):
     @property
     @abstractmethod
     def origin(self) -> str:
-        """The site that it comes from."""
+        """The site of its source."""
 
     @property
     @abstractmethod
@@ -64,11 +64,11 @@ class Entry(ABC):
 
     @abstractmethod
     def path(self) -> Path | None:
-        """Return the file, or None when it is not here."""
+        """Return the file, or None if it is not downloaded."""
 
     @abstractmethod
     def fetch(self, progress: Progress | None = None) -> Path:
-        """Fetch the file, and return it once its sha256 is right; nothing is left of one that is not.
+        """Download the file, and return it after checking its sha256; a file with a wrong digest is removed.
 
         Parameters
         ----------
@@ -78,16 +78,16 @@ class Entry(ABC):
         Raises
         ------
         ConnectionError
-            When the site cannot be reached, or does not have the file.
+            When the site cannot be reached, or the file is missing there.
         ValueError
-            When something else came than the catalogue names.
+            When the file does not match the catalogue.
         OSError
             When the file cannot be written.
         """
 
     @property
     def about(self) -> str:
-        """Name, file, size, license and source in a line."""
+        """Name, file, size, license and source in one line."""
         license = f"license {self.license} ({LICENSES[self.license]})"
         return f"{self.name}: {self.file}, {bytes_text(self.size)}, {license}, from {self.source} on {self.origin}"
 
@@ -95,7 +95,7 @@ class Entry(ABC):
 def check_sha256(found: str, expected: str, what: str) -> None:
     """Raise ValueError unless a sha256 is the expected one."""
     if found != expected:
-        raise ValueError(f"{what} is not what the catalogue names: its sha256 is {found}, not {expected}")
+        raise ValueError(f"{what} does not match the catalogue: its sha256 is {found}, not {expected}")
 
 
 def sha256_of(path: Path) -> str:

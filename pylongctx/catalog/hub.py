@@ -22,7 +22,7 @@ class HubEntry(Entry):
 
     @property
     def origin(self) -> str:
-        """The site that it comes from."""
+        """The site of its source."""
         return "Hugging Face"
 
     @property
@@ -31,11 +31,11 @@ class HubEntry(Entry):
         return f"{self.repo_id} at {self.revision[:7]}"
 
     def path(self) -> Path | None:
-        """Return the file in the cache, or None when it is not there or huggingface_hub is not installed."""
+        """Return the file in the cache; None if it is missing or huggingface_hub is not installed."""
         return hub.cached(self.repo_id, self.file, self.revision)
 
     def fetch(self, progress: Progress | None = None) -> Path:
-        """Let huggingface_hub fetch the file, which shows its own progress and continues what was interrupted."""
+        """Download the file with huggingface_hub, which shows progress and resumes interrupted downloads."""
         try:
             path = hub.download(self.repo_id, self.file, self.revision)
         except ConnectionError as reason:
@@ -43,7 +43,7 @@ class HubEntry(Entry):
         try:
             check_sha256(sha256_of(path), self.sha256, self.file)
         except ValueError:
-            path.resolve().unlink()  # the file that the cache's link leads to
+            path.resolve().unlink()  # the target of the cache's symlink
             path.unlink(missing_ok=True)
             raise
         return path

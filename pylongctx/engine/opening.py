@@ -187,7 +187,7 @@ class Opened:
 
 
 def _load(path: str, settings: dict[str, Any]) -> tuple[Model, ModelFiles]:
-    """Load a model from files that do not change meanwhile."""
+    """Load a model from files that do not change while it is loaded."""
     files: ModelFiles | LctxError
     try:
         files = ModelFiles(path)

@@ -1,4 +1,4 @@
-"""What of a prompt was evaluated before: a plan of pieces, each from one source, and how a sequence takes them over."""
+"""Reuse of evaluated tokens: a plan of pieces for a prompt, each from one source, and their loading into a sequence."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ NO_LOGITS = np.empty(0, np.float32)
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Tokens of a prompt, from ``first`` to before ``end``, whose rows a source has.
+    """Tokens of a prompt, from ``first`` to before ``end``, whose KV entries a source has.
 
     Attributes
     ----------
@@ -29,11 +29,11 @@ class Piece:
     first, end : int
         The tokens; a sequence must hold those before ``first``, and nothing after them.
     key : object
-        What the source needs to know to fetch it.
+        The source's key to fetch it.
     logits : bool
         Whether the logits after the last of them are known.
     exact : bool
-        Whether the rows are what reading the prompt gives. If not, no other source can continue them.
+        Whether the rows equal those of a full prefill. If not, no other source can continue them.
     """
 
     source: "Source"
@@ -46,20 +46,20 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """Bytes that a source has of a sequence.
+    """Data of a sequence from a source.
 
     Attributes
     ----------
     tokens : numpy.ndarray
-        int32 [n], what they stand for.
+        int32 [n], the tokens of the data.
     rows : numpy.ndarray
-        uint8, the rows of the tokens, to follow those that the sequence holds; see ``Context.part``.
+        uint8, the rows of the tokens, to append to those of the sequence; see ``Context.part``.
     state : numpy.ndarray
-        uint8, a whole sequence, in place of what is held; see ``Context.state``.
+        uint8, a whole sequence, which replaces the current one; see ``Context.state``.
     rest : numpy.ndarray
         uint8, windows and recurrent states at the end; see ``Context.rest``.
     logits : numpy.ndarray
-        float32 [n_vocab], the logits after the last token, or nothing.
+        float32 [n_vocab], the logits after the last token, or empty.
     placed : Placed or None
         The document that the rows come from.
     """
@@ -73,16 +73,16 @@ class Load:
 
 
 class Source(ABC):
-    """Rows of texts that were evaluated before.
+    """A source of KV entries of evaluated texts.
 
     Attributes
     ----------
     name : str
-        For the log.
+        Its name in the log.
     slow : bool
         Whether ``fetch`` reads files.
     whole : bool
-        Whether a sequence can only be used when all loads of a piece were applied.
+        Whether a sequence is only usable after all loads of a piece.
     """
 
     name: str
@@ -91,17 +91,17 @@ class Source(ABC):
 
     @abstractmethod
     def covers(self, tokens: Tokens, held: int) -> Piece | None:
-        """Return the piece that leads farthest, for a sequence that could hold ``held`` tokens of the prompt.
+        """Return the piece that ends last, for a sequence that could hold ``held`` tokens of the prompt.
 
-        It begins at a token up to ``held``; None: nothing leads farther than that.
+        It begins at a token up to ``held``; None: no piece ends after ``held``.
         """
 
     @abstractmethod
     def fetch(self, piece: Piece) -> Iterator[Load]:
-        """Yield the bytes of a piece; in any thread, where it is slow."""
+        """Yield the loads of a piece; a slow source may be called in any thread."""
 
     def fail(self, piece: Piece, reason: Exception) -> bool:
-        """Offer this piece no more, whose loads raised ``reason``; returns whether to plan the prompt again."""
+        """Drop a piece whose loads raised ``reason``; returns whether to plan the prompt again."""
         LOG.info("%s cannot be used: %s", self.name, reason)
         return False
 
@@ -118,9 +118,9 @@ class Held(Source):
     session : Session
         The sequence.
     placed : sequence of Placed
-        What of the prompt comes from documents.
+        Parts of the prompt that come from documents.
     lossy : bool
-        Whether the prompt lacks turns: rows that have read them are good enough.
+        Whether the prompt lacks turns, so that rows computed with them are accepted.
     """
 
     name = "the sequence"
@@ -129,14 +129,14 @@ class Held(Source):
         self._session, self._placed, self._lossy = session, placed, lossy
 
     def shared(self, tokens: Tokens) -> int:
-        """Return how many leading tokens of a prompt the sequence holds, read as the prompt wants them."""
+        """Return the length of the common prefix with a prompt whose rows are valid for it."""
         session = self._session
         if self._lossy:
             return longest_prefix(session.tokens, tokens)
         return common(session.tokens, session.placed, tokens, self._placed)
 
     def covers(self, tokens: Tokens, held: int = 0) -> Piece | None:
-        """Return what the sequence can be cut back to; ``key`` is the run of tokens that leaves first, or None."""
+        """Return the piece to which the sequence can be cut; ``key`` is the run of tokens to evict first, or None."""
         session = self._session
         gap = find_gap(session.tokens, tokens) if self._lossy and not session.shared else None
         n = session.reachable(self.shared(tokens))
@@ -147,20 +147,20 @@ class Held(Source):
         return Piece(self, 0, n, gap, known, exact) if n > held else None
 
     def fetch(self, piece: Piece) -> Iterator[Load]:
-        """Yield nothing: the sequence has the rows."""
+        """Yield nothing: the sequence already has the rows."""
         return iter(())
 
 
 class Reading(Source):
-    """Documents as a source: their rows were read by themselves, and follow any others.
+    """Documents as a source: their rows were computed independently and can follow any others.
 
-    One that cannot be placed is evaluated where it is.
+    A document that cannot be placed is evaluated normally.
     """
 
     name = "a document"
 
     def covers(self, tokens: Tokens, held: int) -> Piece | None:
-        """Return None: ``Documents.find`` knows where they are in a prompt."""
+        """Return None: ``Documents.find`` locates them in a prompt."""
         return None
 
     def fetch(self, piece: Piece) -> Iterator[Load]:
@@ -169,22 +169,22 @@ class Reading(Source):
 
 
 def plan(tokens: Tokens, sources: Sequence[Source], placed: Sequence[Placed] = ()) -> list[Piece]:
-    """Return where the rows of a prompt come from; what is between the pieces is evaluated.
+    """Plan the sources of a prompt's rows; tokens between the pieces are evaluated.
 
     Parameters
     ----------
     tokens : numpy.ndarray
         int32 [n], the prompt.
     sources : sequence of Source
-        For its beginning: each is taken where it leads farther than those before it. Only the first may be a sequence
-        that holds documents of the prompt.
+        Sources of its prefix: each is used where it ends later than those before it. Only the first one may be a
+        sequence that holds documents of the prompt.
     placed : sequence of Placed
-        What of it comes from documents, ascending.
+        Parts of it that come from documents, ascending.
 
     Returns
     -------
     list of Piece
-        Ascending, without an overlap. After the last one at least one token is evaluated, unless its logits are known.
+        Ascending, without overlap. After the last one at least one token is evaluated, unless its logits are known.
     """
     pieces: list[Piece] = []
     for i, source in enumerate(sources):
@@ -192,7 +192,7 @@ def plan(tokens: Tokens, sources: Sequence[Source], placed: Sequence[Placed] = (
         held = pieces[-1].end if pieces else 0
         piece = source.covers(text, held)
         if piece is not None and piece.end == len(tokens) and not piece.logits:
-            piece = source.covers(text[: len(tokens) - 1], held)  # one is evaluated to get the logits
+            piece = source.covers(text[: len(tokens) - 1], held)  # one token is evaluated for its logits
         if piece is None or piece.end <= held:
             continue
         before = _up_to(piece.first, tokens, sources[:i])
@@ -205,16 +205,16 @@ def plan(tokens: Tokens, sources: Sequence[Source], placed: Sequence[Placed] = (
 
 
 def _up_to(first: int, tokens: Tokens, sources: Sequence[Source]) -> list[Piece]:
-    """Return pieces that end at ``first``, where a piece begins that some source offers for tokens that are held."""
+    """Return a piece for all tokens before ``first``, where another piece begins; empty if no source has it."""
     found = (source.covers(tokens[:first], first - 1) for source in sources if first)
     return next(([piece] for piece in found if piece is not None and piece.first == 0 and piece.exact), [])
 
 
 def hold(session: Session, piece: Piece | None) -> None:
-    """Let a sequence hold the tokens of a piece of its own, None: nothing, and no others."""
+    """Cut a sequence to a piece of its own tokens; None: clear it."""
     n = 0 if piece is None else piece.end
     if piece is not None and piece.key and (refusal := session.drop(*piece.key)):
-        session.say(f"what does not fit is evaluated again, it cannot leave: {refusal}")
+        session.say(f"tokens cannot be evicted, so the text is evaluated again: {refusal}")
         n = piece.key[0]
     if n < session.n_tokens or session.shared or session.n_past != session.n_tokens:
         session.checkpoints.wish(n)
@@ -222,12 +222,12 @@ def hold(session: Session, piece: Piece | None) -> None:
 
 
 def apply(session: Session, load: Load) -> None:
-    """Let a sequence take over what a source has: no other function writes rows that were not evaluated there.
+    """Load a piece into a sequence; no other function writes rows that were not evaluated in it.
 
     Raises
     ------
     LctxError, MemoryError
-        When they do not fit. The sequence holds what it held, or nothing.
+        When the data does not fit. The sequence is unchanged or empty.
     """
     if len(load.state):
         session.load(load.tokens, load.logits, load.state)

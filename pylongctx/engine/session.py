@@ -1,4 +1,4 @@
-"""The state of one sequence: which tokens are evaluated, which logits are known."""
+"""The state of one sequence: its evaluated tokens and known logits."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from pylongctx.methods import Method, parse
 
 FIRST_ROWS = 64
 NO_ROWS = np.empty((0, 0), np.float32)  # no logits
-SMALL = 32  # bytes per token of the context that are tokenized without a look at the vocabulary
+SMALL = 32  # bytes per token of the context below which texts are tokenized without a size check
 
 Progress = Callable[[int, int], None]
 Tokens = NDArray[np.int32]
@@ -26,46 +26,46 @@ Rows = NDArray[np.float32]
 
 
 class Watcher(Protocol):
-    """Follows the evaluation of a sequence, and says where its steps end."""
+    """Observes the evaluation of a sequence, and limits its steps."""
 
     def begin(self, pos: int, n: int) -> None:
-        """A text of ``n`` tokens follows position ``pos``."""
+        """Called before a text of ``n`` tokens is evaluated at position ``pos``."""
 
     def cut(self, pos: int, n: int) -> int:
-        """Return how many of ``n`` tokens from ``pos`` on the next step may take."""
+        """Return how many of ``n`` tokens from ``pos`` the next step may evaluate."""
 
     def reach(self, start: int, end: int) -> None:
-        """The tokens from ``start`` to before ``end`` were evaluated."""
+        """Called after the tokens from ``start`` to before ``end`` were evaluated."""
 
 
 class Session:
-    """The tokens of one sequence, the logits after them, and where the cache can go back to.
+    """The tokens of one sequence, the logits after them, and its rewinding.
 
-    Whatever interrupts an evaluation, ``n_tokens`` and ``input_ids`` say what was evaluated; the cache is cut back to
-    that before the next step. Setting ``n_tokens`` to a smaller number forgets the tokens after it.
+    After any interrupt, ``n_tokens`` and ``input_ids`` are the evaluated tokens; the cache is cut back to them before
+    the next step. Setting ``n_tokens`` to a smaller number removes the tokens after it.
 
     Attributes
     ----------
     lock : threading.RLock
-        Held by whoever evaluates or samples, so that calls from several threads wait for each other.
+        Held during evaluation and sampling, so that calls from several threads wait for each other.
     changes : int
-        Counts evaluations; a generator that was waiting sees whether another call came between.
+        Counts evaluations, so that a suspended generator can detect other calls.
     shared : bool
-        Whether somebody else may have changed the cache; then it is filled again before the next step.
+        Whether other code may have changed the cache; then it is filled again before the next step.
     n_evaluated : int
-        Counts tokens that were evaluated, those evaluated again included.
+        Counts evaluated tokens, including those evaluated again.
     progress : callable or None
         Called as ``progress(n_done, n_total)`` after each step of ``eval`` and ``eval_rows``.
     owner : str or None
-        For whom the tokens were evaluated; they are not used for others.
+        The owner of the tokens, which are not reused for other owners.
     checkpoints : Checkpoints
-        Where the cache can go back to, in addition to its end.
+        The checkpoints to which the cache can be rewound.
     watchers : list of Watcher
-        The checkpoints, and what writes to the KV store.
+        The checkpoints and the writer of the KV store.
     placed : tuple of Placed
-        Rows that come from documents, or are not what reading the tokens gives for another reason.
+        Rows that come from documents, or differ from a full prefill for another reason.
     evicts : bool
-        Whether tokens may leave a text that does not fit.
+        Whether tokens may be evicted from a text that does not fit.
 
     Examples
     --------
@@ -96,7 +96,7 @@ class Session:
         self.n_tokens = 0
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
-        self._known = -1  # the last row of logits belongs to the state after this many tokens
+        self._known = -1  # number of tokens after which the last row of logits was computed
 
     @property
     def method(self) -> Method | None:
@@ -115,7 +115,7 @@ class Session:
 
     @property
     def scores(self) -> Rows:
-        """float32 [n_tokens, n_vocab] with logits_all, else [1, n_vocab], or [0, n_vocab] when nothing is known."""
+        """float32 [n_tokens, n_vocab] with logits_all, else [1, n_vocab], or [0, n_vocab] without known logits."""
         if self.logits_all:
             return self._rows[: self.n_tokens]
         return self._rows if self.has_logits else self._rows[:0]
@@ -127,7 +127,7 @@ class Session:
 
     @property
     def has_logits(self) -> bool:
-        """Whether the logits after the last evaluated token are known."""
+        """True if the logits after the last evaluated token are known."""
         return 0 < self.n_tokens == self._known
 
     @property
@@ -149,13 +149,13 @@ class Session:
 
     @property
     def seam(self) -> int | None:
-        """From where on the rows have read tokens that have left since; None: nowhere."""
+        """First position whose row was computed with tokens evicted since; None: there is none."""
         return next((place.first for place in self.placed if place.document is None), None)
 
-    # ---- going back ----
+    # ---- rewinding ----
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all tokens."""
         self.n_tokens = 0
         self.placed = ()
         self._known = -1
@@ -164,13 +164,13 @@ class Session:
         self.context.clear(self.seq)
 
     def rewind(self, n: int) -> int:
-        """Forget all but the first ``n`` tokens, more when the cache cannot be cut there; returns how many are left."""
+        """Keep only the first ``n`` tokens, or fewer if the cache cannot be cut there; returns how many are left."""
         if n == 0 or self.shared:
             self.clear()
             return 0
         kept, refusal = self._cut(n)
         if refusal:
-            self.say(f"the cache cannot go back to {n} tokens ({refusal}): evaluating again from {kept}")
+            self.say(f"the KV cache cannot be rewound to {n} tokens ({refusal}): evaluating again from {kept}")
         if kept == 0:
             self.clear()
         self.n_tokens = kept
@@ -179,7 +179,7 @@ class Session:
         return kept
 
     def _cut(self, n: int) -> tuple[int, str]:
-        """Cut the cache at ``n`` or at the last place before; returns what is left, and why it is less than ``n``."""
+        """Cut the cache at ``n`` or the last possible position before; returns what is left, and why it is less."""
         n_past = self.n_past
         if n >= n_past:
             return n_past, "" if n == n_past else "it holds fewer"
@@ -190,21 +190,21 @@ class Session:
         return (0 if kept and self.context.truncate(kept, self.seq) else kept), refusal
 
     def reachable(self, n: int) -> int:
-        """Return how many of the first ``n`` tokens need not be evaluated again when the others are forgotten."""
+        """Return how many of the first ``n`` tokens remain evaluated when the others are removed."""
         return n if n == self.n_past else self.context.restorable(n, self.seq)
 
     def mend(self) -> Tokens:
-        """Cut the cache back to ``n_tokens``; returns the tokens at the end that it lost and must evaluate again."""
+        """Cut the cache to ``n_tokens``; returns the last tokens if they were lost and must be evaluated again."""
         if not self.shared and self.n_past == self.n_tokens:
             return self.input_ids[:0]
         n = self.n_tokens
         return self.input_ids[self.rewind(n) : n].copy()
 
     def drop(self, first: int, end: int) -> str:
-        """Forget the tokens from ``first`` to before ``end``, those after move down; returns why not, or "".
+        """Evict the tokens from ``first`` to before ``end``, shifting later ones; returns why it was refused, or "".
 
-        The rows after them have read what leaves, and are seen at the distances that the tokens have now. Where the
-        tokens allow it they leave at the seam, so that a context with two spans does it again and again.
+        Later rows were computed with the evicted tokens, and are seen at their new distances. If the tokens allow it,
+        the cut is placed at the seam of an earlier one, so that two spans are enough for repeated evictions.
         """
         self.rewind(self.n_tokens)
         tokens, n_left = self.tokens, end - first
@@ -214,7 +214,7 @@ class Session:
                 first, end = self.seam, end - ahead
         if refusal := self.context.drop(first, end, self.seq):
             return refusal
-        n, self.n_tokens = self.n_tokens - n_left, first  # an interrupt in between leaves the shorter, consistent state
+        n, self.n_tokens = self.n_tokens - n_left, first  # an interrupt here leaves the shorter, consistent state
         self.input_ids[first:n] = tokens[end:].copy()
         if self.logits_all:
             self._rows[first:n] = self._rows[end : n + n_left].copy()
@@ -226,12 +226,12 @@ class Session:
     # ---- rows from elsewhere ----
 
     def append(self, tokens: Tokens, part: NDArray[np.uint8]) -> None:
-        """Take over tokens that were evaluated elsewhere; ``part``: their rows, see ``Context.part``."""
+        """Append tokens that were evaluated elsewhere; ``part``: their rows, see ``Context.part``."""
         self.context.append_part(part, self.seq)
         self._append(tokens)
 
     def place(self, placed: Placed, tokens: Tokens) -> None:
-        """Take over the rows of a document; ``tokens``: int32 [placed.end - placed.first], which they stand for."""
+        """Append rows of a document with their ``tokens``, int32 [placed.end - placed.first]."""
         assert placed.document is not None and placed.document.rows is not None
         self.context.place_part(placed.document.rows, placed.skip, len(tokens), self.seq)
         self._append(tokens)
@@ -247,23 +247,23 @@ class Session:
         self.n_tokens = end
 
     def settle(self, n: int, row: Rows) -> None:
-        """Let the state be that after ``n`` evaluated tokens, ``row`` being the logits; the cache follows later."""
+        """Set the state after ``n`` evaluated tokens with the logits ``row``; the cache is synchronized later."""
         self.n_tokens = n
         self._rows[n - 1 if self.logits_all else 0] = row
         self._known = n
 
     def save(self) -> tuple[Tokens, Rows, NDArray[np.uint8]]:
-        """Return tokens, last logits (empty when not known) and the bytes of the cache."""
-        self.eval(self.input_ids[:0])  # makes cache and tokens agree after an interrupt or a smaller n_tokens
+        """Return the tokens, the last logits (empty if unknown) and the cache as bytes."""
+        self.eval(self.input_ids[:0])  # synchronizes cache and tokens after an interrupt or a smaller n_tokens
         return self.snapshot()
 
     def snapshot(self) -> tuple[Tokens, Rows, NDArray[np.uint8]]:
-        """Return the same of a sequence whose cache and tokens agree."""
+        """Return the same for a sequence whose cache and tokens are synchronized."""
         row = self.last_logits.copy() if self.has_logits else np.empty(0, np.float32)
         return self.tokens.copy(), row, self.context.state(self.seq)
 
     def load(self, tokens: Tokens, row: Rows, rows: NDArray[np.uint8]) -> None:
-        """Replace everything by what ``save`` returned; with logits_all the earlier logits are NaN."""
+        """Restore a result of ``save``; with logits_all the earlier logits are NaN."""
         self.clear()
         ids = self.model.check_tokens(tokens, allow_empty=True)
         self.check_room(len(ids))
@@ -290,7 +290,7 @@ class Session:
         """Evaluate int32 [n] and yield float32 [k, n_vocab] per step, valid until the next step; see ``progress``."""
         first = self.n_tokens
         for rows in self._steps(tokens, every=True):
-            known = max(first - (self.n_tokens - len(rows)), 0)  # tokens of the step that were evaluated again
+            known = max(first - (self.n_tokens - len(rows)), 0)  # tokens of the step that are evaluated again
             if known < len(rows):
                 yield rows[known:]
 
@@ -312,19 +312,19 @@ class Session:
                 self.progress(self.n_tokens, kept + len(tokens))
 
     def begin(self, n: int) -> None:
-        """Let the watchers know that a text of ``n`` tokens follows."""
+        """Notify the watchers that a text of ``n`` tokens follows."""
         for watcher in self.watchers:
             watcher.begin(self.n_tokens, n)
 
     def next_step(self, n: int) -> int:
-        """Return how many of the next ``n`` tokens one step may take: it ends where heads evict, too."""
+        """Return how many of the next ``n`` tokens one step may evaluate; it also ends where heads evict."""
         n = self.context.step(self.n_tokens, min(n, self.context.n_step))
         for watcher in self.watchers:
             n = watcher.cut(self.n_tokens, n)
         return n
 
     def advance(self, tokens: Tokens, rows: Rows) -> None:
-        """Record that tokens were evaluated; ``rows``: float32 [k, n_vocab], the logits after the last k of them."""
+        """Record evaluated tokens; ``rows``: float32 [k, n_vocab], the logits after the last k of them."""
         start, end = self.n_tokens, self.n_tokens + len(tokens)
         if self.logits_all:
             room, n_known = self._room(len(tokens)), len(tokens) - len(rows)
@@ -335,12 +335,12 @@ class Session:
         self.changes += 1
         self.input_ids[start:end] = tokens
         self._known = end if len(rows) else -1
-        self.n_tokens = end  # last: an interrupt in between leaves the shorter, consistent state
+        self.n_tokens = end  # set last: an interrupt before leaves the shorter, consistent state
         for watcher in self.watchers:
             watcher.reach(start, end)
 
     def _room(self, n: int) -> Rows:
-        """Return where the logits of the next ``n`` tokens go, with logits_all."""
+        """Return the rows for the logits of the next ``n`` tokens with logits_all."""
         end = self.n_tokens + n
         if end > len(self._rows):
             grown = np.empty((min(max(end, 2 * len(self._rows)), self.context.n_ctx), self._rows.shape[1]), np.float32)
@@ -356,12 +356,12 @@ class Session:
             raise self.too_long(n)
 
     def check_size(self, n_bytes: int) -> None:
-        """Raise PromptTooLong for a text that is too long whatever its tokens are, before it is tokenized."""
+        """Raise PromptTooLong before tokenization if a text is too long for any tokenization."""
         if n_bytes > SMALL * self.n_ctx and n_bytes > self.model.longest_piece * self.n_ctx:
             raise self.too_long(-(-n_bytes // self.model.longest_piece), "at least ")
 
     def too_long(self, n: int, about: str = "") -> PromptTooLong:
-        """Return the exception of ``n`` tokens that do not fit: llama_cpp's text, and what can be done."""
+        """Return the exception for ``n`` tokens that do not fit: llama_cpp's text and the way out."""
         trained = self.model.info.n_ctx_train
         message = (
             f"Requested tokens ({about}{n}) exceed context window of {self.n_ctx}; the model was trained with "
@@ -370,13 +370,13 @@ class Session:
         return PromptTooLong(message, lib.LCTX_NO_SLOT, n, self.n_ctx)
 
     def say(self, message: str) -> None:
-        """Write to the log, when verbose."""
+        """Write to the log if verbose."""
         if self.verbose:
             LOG.info(message)
 
 
 class Part(NamedTuple):
-    """Tokens that a step evaluates of a sequence, and after how many of the last of them the logits are wanted."""
+    """Tokens of a sequence that a step evaluates, and the number of last ones whose logits are requested."""
 
     session: Session
     tokens: Tokens
@@ -384,24 +384,24 @@ class Part(NamedTuple):
 
 
 def evaluate(parts: list[Part], room: Rows) -> list[Rows]:
-    """Evaluate parts of several sequences of one context as one batch, and record them in their sessions.
+    """Evaluate parts of several sequences of one context in one batch, and record them in their sessions.
 
     Parameters
     ----------
     parts : list of Part
         Together at most ``Context.n_step`` tokens.
     room : numpy.ndarray
-        float32 [n, n_vocab], where the logits go; an array of their own when they are more than n.
+        float32 [n, n_vocab], buffer of the logits; a new array is used for more than n rows.
 
     Returns
     -------
     list of numpy.ndarray
-        Of each part float32 [n_rows, n_vocab]; with logits_all after all of its tokens.
+        float32 [n_rows, n_vocab] for each part; with logits_all for all of its tokens.
 
     Raises
     ------
     Aborted, ContextFull, LctxError
-        When nothing was evaluated; the sessions are as before.
+        When nothing was evaluated; the sessions are unchanged.
     """
     context = parts[0].session.context
     positions: list[int] = []

@@ -1,4 +1,4 @@
-"""What a step evaluates of a job: the first of its pending tokens, and what its draft model guesses."""
+"""The share of a job in a step: the first of its pending tokens, and draft tokens."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from pylongctx.engine.slots import Slot
 
 @dataclass
 class Share:
-    """What a step evaluates of a job: the first of its pending tokens, then what its draft model guesses."""
+    """The tokens of a job in a step: the first of its pending tokens, then draft tokens."""
 
     slot: Slot
     job: Job
@@ -20,25 +20,25 @@ class Share:
 
     @property
     def n_own(self) -> int:
-        """The number of tokens that are not guessed."""
+        """The number of tokens that are not drafted."""
         return len(self.part) - self.n_guess
 
     @property
     def n_rows(self) -> int:
-        """After how many of its last tokens the logits are wanted."""
+        """The number of last tokens whose logits are requested."""
         if self.job.every_row:
             return len(self.part)
         return self.n_guess + int(self.n_own == len(self.job.pending))
 
 
 def n_ahead(slot: Slot, job: Job) -> int:
-    """Return how many of the pending tokens come before the next piece of a source."""
+    """Return how many pending tokens come before the next piece of a source."""
     n = len(job.pending)
     return min(n, job.pieces[0].first - slot.session.n_tokens) if job.pieces and job.is_reading else n
 
 
 def guessed(slot: Slot, job: Job, part: NDArray[np.int32], most: int) -> Share:
-    """Return the share of a job, with the guesses of its draft model after a token of the answer."""
+    """Return the share of a job, with draft tokens after a token of the answer."""
     session = slot.session
     if job.draft is None or len(part) != 1 or len(job.pending) != 1 or not session.n_tokens:
         return Share(slot, job, part)
@@ -49,7 +49,7 @@ def guessed(slot: Slot, job: Job, part: NDArray[np.int32], most: int) -> Share:
 
 
 def keep_guess(share: Share, rows: Row) -> Row:
-    """Let the sequence end before what was guessed, whose logits the draft keeps; returns the logits of the rest."""
+    """Move the logits of draft tokens to the draft and cut the sequence before them; returns the other logits."""
     if not share.n_guess:
         return rows
     session, guess = share.slot.session, share.part[share.n_own :]

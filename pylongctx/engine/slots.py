@@ -1,4 +1,4 @@
-"""The sequences of the engine, and which one a prompt goes to."""
+"""The sequences of the engine, and the choice of one for a prompt."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from pylongctx.engine.job import Job
 from pylongctx.engine.reuse import Held, Piece
 from pylongctx.engine.session import Session
 
-SIMILAR = 0.1  # share of a prompt that a sequence must hold to be preferred to the least recently used one
+SIMILAR = 0.1  # fraction of a prompt that a sequence must hold to be preferred to the least recently used one
 
 
 @dataclass(eq=False)
@@ -16,8 +16,8 @@ class Slot:
 
     session: Session
     job: Job | None = None
-    last: Job | None = None  # the job before, for those who ask
-    used: int = 0  # when the last job ended, in jobs
+    last: Job | None = None  # the previous job, for reports
+    used: int = 0  # when the last job ended, counted in jobs
 
     @property
     def id(self) -> int:
@@ -25,18 +25,18 @@ class Slot:
         return self.session.seq
 
     def holds(self, job: Job) -> Piece | None:
-        """Return what of a prompt need not be evaluated on this sequence, or None."""
+        """Return the piece of a prompt that this sequence already holds, or None."""
         if not self._serves(job):
             return None
         return Held(self.session, job.placed, job.lossy and self.job is None).covers(job.tokens)
 
     def saved(self, job: Job) -> int:
-        """Return how many tokens of a prompt need not be evaluated on this sequence."""
+        """Return how many tokens of a prompt need no evaluation on this sequence."""
         piece = self.holds(job)
         return 0 if piece is None else piece.end
 
     def shared(self, job: Job) -> int:
-        """Return how many tokens of a prompt it holds, whether it can be cut back to them or not."""
+        """Return the length of the common prefix with a prompt, even if the sequence cannot be cut to it."""
         return Held(self.session, job.placed, job.lossy).shared(job.tokens) if self._serves(job) else 0
 
     def _serves(self, job: Job) -> bool:
@@ -45,10 +45,10 @@ class Slot:
 
 
 def choose(slots: list[Slot], job: Job) -> tuple[Slot, Slot]:
-    """Return the idle sequence for a job, and the one whose beginning it takes over: itself or one that is copied.
+    """Return the idle sequence for a job, and the one whose prefix it reuses: itself or one to copy from.
 
-    A prompt goes where most of it is already, else to the sequence that was not used for longest. What a busy sequence
-    holds is copied, which shares the pages; so is the beginning of a long text when there is an empty sequence.
+    A prompt goes to the sequence with the longest common prefix, else to the least recently used one. The prefix of a
+    busy sequence is copied, which shares its pages; so is a prefix of a long text if another sequence is empty.
     """
     idle = [slot for slot in slots if slot.job is None and job.wants(slot.id)]
     oldest = min(idle, key=lambda slot: (slot.session.n_tokens > 0, slot.used))
@@ -62,18 +62,18 @@ def choose(slots: list[Slot], job: Job) -> tuple[Slot, Slot]:
         return best, best
     nearest = max(idle, key=lambda slot: saved[slot])
     target = nearest if best not in idle and saved[nearest] >= SIMILAR * len(job.tokens) else oldest
-    copies = best.session.context.method and saved[best] > saved[target]  # llama.cpp's own cache copies all or nothing
+    copies = best.session.context.method and saved[best] > saved[target]  # llama.cpp's own cache copies only whole
     return target, best if copies else target
 
 
 def _loses_much(slot: Slot, job: Job, n: int) -> bool:
-    """Return whether a cut to ``n`` tokens would lose more than it keeps, and a copy can be made instead."""
-    begins = n <= slot.shared(job)  # else they are not all at the beginning
+    """Return True if a cut to ``n`` tokens loses more than it keeps, and a copy is possible instead."""
+    begins = n <= slot.shared(job)  # else not all of them are a prefix
     return bool(slot.session.context.method) and begins and slot.session.n_tokens > 2 * n
 
 
 def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
-    """Return a job whose prompt is being read and saves this one at least ``worth`` tokens when it is copied then."""
+    """Return a job in prefill whose prompt shares a prefix of at least ``worth`` tokens with this one."""
     if not slots[0].session.context.method or job.every_row:
         return None
     saved = max(slot.saved(job) for slot in slots)
@@ -86,7 +86,7 @@ def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
 
 
 def _promised(slot: Slot, job: Job) -> int:
-    """Return how many tokens of a prompt can be copied from a sequence when its prompt is read."""
+    """Return how many tokens of a prompt can be copied from a sequence after its prefill."""
     assert slot.job is not None
     if slot.session.owner != job.owner or not job.reuses:
         return 0

@@ -1,4 +1,4 @@
-"""An engine without a thread, which takes a step when its reader asks for a token."""
+"""An engine without a thread, which runs a step when its reader requests a token."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,20 +21,20 @@ FIRST = 0  # the sequence of ``Llama.session``
 
 
 class Solo:
-    """The tokens of a Llama, see ``TokenSource``; calls from several threads wait for each other.
+    """The token source of a Llama, see ``TokenSource``; calls from several threads wait for each other.
 
-    A job runs on the first sequence, and alone; jobs of ``start`` run together on all sequences.
+    A job runs alone on the first sequence; jobs of ``start`` run concurrently on all sequences.
 
     Parameters
     ----------
     sessions : list of Session
         The sequences.
     states : States
-        Where a prompt of the first one may continue from.
+        Sources for prompts of the first sequence.
     draft_model : callable or None
-        Guesses tokens, which are evaluated together.
+        Drafts tokens, which are evaluated in one batch.
     library : Library or None
-        The KV store, which prompts may come from.
+        The KV store, a source of prompts.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Solo:
         self.draft_model = draft_model
         self._woken = threading.Event()
         self.engine = Engine(sessions, library, [states], self._woken.set)
-        self._last: tuple[Job | None, int] = (None, 0)  # the job that runs, and ``changes`` at its last token
+        self._last: tuple[Job | None, int] = (None, 0)  # the running job, and ``changes`` at its last token
 
     @property
     def model(self) -> Model:
@@ -61,7 +61,7 @@ class Solo:
         return self.session.lock
 
     def check_size(self, n_bytes: int) -> None:
-        """Raise PromptTooLong for a text that cannot fit, whatever its tokens are."""
+        """Raise PromptTooLong for a text that cannot fit with any tokenization."""
         self.session.check_size(n_bytes)
 
     @property
@@ -71,11 +71,11 @@ class Solo:
 
     @property
     def evicts(self) -> bool:
-        """Whether tokens may leave a text that does not fit."""
+        """True if tokens may be evicted from a text that does not fit."""
         return self.session.evicts
 
     def say(self, message: str) -> None:
-        """Tell the user, when verbose."""
+        """Write to the log if verbose."""
         self.session.say(message)
 
     def job(
@@ -98,7 +98,7 @@ class Solo:
         text: str = "",
         **fields: Any,
     ) -> Job:
-        """Return a job without an end, unless ``limit`` says it."""
+        """Return a job that only ends at ``limit``, if given."""
         ids = self.model.check_tokens(tokens, allow_empty=follows and self.session.has_logits)
         draft = None if self.draft_model is None else Drafting(self.draft_model)
         placed = () if follows or "reads" in fields else self.engine.documents.find(ids, text=text)
@@ -106,7 +106,7 @@ class Solo:
         return Job(ids, sampler, limit=limit, follows=follows, **own | fields)
 
     def start(self, job: Job) -> None:
-        """Let a job run on any sequence, together with others that are started."""
+        """Start a job on any sequence, concurrently with other started jobs."""
         self.session.check_room(len(job.tokens))
         job.slot, job.progress, job.together, job.submitted = None, None, True, True
         self.engine.waiting.append(job)
@@ -118,7 +118,7 @@ class Solo:
             pass
 
     def document(self, text: str | None, name: str | None) -> Document:
-        """Take note of a document, or return the one of a name."""
+        """Register a document, or return the one with a name."""
         return self.engine.documents.asked(text, name)
 
     def rows(self, job: Job) -> Iterator[Row]:
@@ -126,29 +126,29 @@ class Solo:
         return job.rows(partial(self._take, job))
 
     def drawn(self, job: Job) -> Drawn:
-        """Yield tokens, with the logits that they were chosen from when the job asks for them."""
+        """Yield tokens, with the logits that they were sampled from if the job requests them."""
         return job.drawn(partial(self._take, job))
 
     def finish(self, job: Job) -> None:
-        """End a job; keep the state of the first sequence in the cache, where there is one."""
+        """End a job, and add the state of the first sequence to the cache, if there is one."""
         self.engine.release(job)
         if not job.together:
             self.states.remember()
 
     def step(self) -> None:
-        """Take a step of all jobs; what interrupts it ends them."""
+        """Run a step of all jobs; an exception ends them."""
         try:
             self._woken.clear()
             if self.engine.waiting and self.engine.assign_waiting():
-                return  # a prompt that is held whole has its first token
+                return  # a fully cached prompt already has its first token
             if not (self.engine.step() or self.engine.can_assign()):
-                self._woken.wait()  # for a thread that reads what is stored
+                self._woken.wait()  # waits for a thread that reads the store
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
-        """Let go of all jobs."""
+        """Release all jobs."""
         for job in self.engine.jobs:
             self.engine.release(job)
 
@@ -175,7 +175,7 @@ class Solo:
         self.engine.waiting.append(job)
 
     def _tell(self, job: Job) -> None:
-        """Tell the user's callback how far a prompt is read."""
+        """Report the progress of a prefill to the user's callback."""
         n_read = len(job.tokens) - job.n_cached
         if self.session.progress is not None and job.n_read and n_read > 1:
             self.session.progress(self.session.n_tokens, self.session.n_tokens - job.n_read + n_read)

@@ -1,4 +1,4 @@
-"""Where a Completer's tokens come from."""
+"""The interface between a Completer and its engine."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -11,7 +11,7 @@ from pylongctx.sampling import Sampler
 
 
 class TokenSource(Protocol):
-    """An engine, as the maker of one answer sees it."""
+    """An engine from the view of one answer."""
 
     @property
     def model(self) -> Model:
@@ -23,36 +23,36 @@ class TokenSource(Protocol):
 
     @property
     def evicts(self) -> bool:
-        """Whether tokens may leave a text that does not fit."""
+        """True if tokens may be evicted from a text that does not fit."""
 
     def turn(self) -> AbstractContextManager[Any]:
-        """Return what is held while a part of an answer is made."""
+        """Return the lock to hold while a part of an answer is generated."""
 
     def check_size(self, n_bytes: int) -> None:
-        """Raise PromptTooLong for a text that cannot fit, whatever its tokens are."""
+        """Raise PromptTooLong for a text that cannot fit with any tokenization."""
 
     def job(
         self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, text: str = "", **fields: Any
     ) -> Job:
-        """Return a job that begins with its first token; PromptTooLong when nothing can follow the prompt.
+        """Return a job for an answer; PromptTooLong when there is no room after the prompt.
 
-        ``text`` is what the prompt is made of: documents that are in it and cannot be placed are named in the log.
+        ``text`` is the text of the prompt: documents in it that cannot be placed are logged.
         """
 
     def rows(self, job: Job) -> Iterator[Row]:
         """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step."""
 
     def drawn(self, job: Job) -> Drawn:
-        """Yield tokens, with the logits that they were chosen from when the job asks for them."""
+        """Yield tokens, with the logits that they were sampled from if the job requests them."""
 
     def finish(self, job: Job) -> None:
-        """Take note that nothing more is wanted of a job."""
+        """Release a job that needs no more tokens."""
 
     def document(self, text: str | None, name: str | None) -> Document:
-        """Take note of a text that is read by itself, or with None return the one of a name; ValueError for none."""
+        """Register a document, or for None return the one with a name; ValueError when there is none."""
 
     def say(self, message: str) -> None:
-        """Tell the user."""
+        """Report a message to the user."""
 
 
 class NoTokens:
@@ -63,7 +63,7 @@ class NoTokens:
     model : Model
         The model.
     reason : str
-        Why there is none, for the RuntimeError.
+        The reason for the RuntimeError.
     """
 
     def __init__(self, model: Model, reason: str) -> None:
@@ -75,7 +75,7 @@ class NoTokens:
         raise RuntimeError(self.reason)
 
     def check_size(self, n_bytes: int) -> None:
-        """Let every text be rendered: there is no context that it could not fit into."""
+        """Accept every text, since there is no context that it must fit into."""
 
     n_ctx = 0
     evicts = False

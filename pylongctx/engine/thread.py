@@ -1,4 +1,4 @@
-"""An engine with a thread of its own, for many readers."""
+"""An engine with its own thread, for many readers."""
 
 import threading
 import time
@@ -17,27 +17,27 @@ Result = TypeVar("Result")
 
 
 class EngineThread:
-    """Runs an engine on several sequences of one context, which are decoded together.
+    """Runs an engine on several sequences of one context, which are decoded in common batches.
 
-    All that happens to the context happens in its thread, ``call`` included; the other methods may come from any.
+    Only its thread uses the context, including functions of ``call``; the other methods are thread-safe.
 
     Parameters
     ----------
     sessions : list of Session
         The sequences, which must outlive this object.
     library : Library or None
-        The KV store, which prompts may come from.
+        The KV store, a source of prompts.
     step_seconds : float or None
-        How long a step may take in which answers are written and prompts are evaluated; None: no bound.
+        Time limit of a step with both answers and prompts; None: no limit.
 
     Attributes
     ----------
     context, slots, counters, tracer, documents
-        Those of the engine; they change in its thread.
+        Attributes of the engine, changed by its thread.
     failure : BaseException or None
-        What ended the thread, when that was an error.
+        The error that ended the thread, if any.
     on_lost : callable
-        Called by the thread at its end, when a device was lost.
+        Called by the thread before it ends because a device was lost.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class EngineThread:
         self._inbox: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._closing = False
-        self._asleep = False  # nothing to do
-        self._stepped = time.monotonic()  # when the last step began
-        self._computed, self._alive = 0.0, 0.0  # the thread's time of the processor, and when it was seen to grow
+        self._asleep = False  # idle
+        self._stepped = time.monotonic()  # start of the last step
+        self._computed, self._alive = 0.0, 0.0  # the thread's CPU time, and when it last increased
         self._thread = threading.Thread(target=self._run, name="pylongctx-engine", daemon=True)
         self._thread.start()
 
@@ -65,24 +65,24 @@ class EngineThread:
 
     @property
     def n_waiting(self) -> int:
-        """The number of jobs that have no slot yet."""
+        """The number of jobs without a slot."""
         return len(self.waiting)
 
     @property
     def waiting(self) -> list[Job]:
-        """The jobs that have no slot yet."""
+        """The jobs without a slot."""
         return [*self._engine.waiting, *self._inbox]
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     def stalled(self) -> float:
-        """Return for how long the step that is being evaluated has not gone on, 0 while there is nothing to do.
+        """Return the seconds since the current step last made progress; 0 while idle.
 
-        A step goes on while its thread uses a processor, however long it takes. Where a GPU or another machine computes
-        that is not seen, and the seconds are those since the step began.
+        A step makes progress while its thread uses CPU time, however long it takes. Work on a GPU or another machine is
+        not visible; then the seconds count from the start of the step.
         """
         if self._asleep:
             return 0.0
@@ -92,7 +92,7 @@ class EngineThread:
         return now - max(self._stepped, self._alive)
 
     def _processor_seconds(self) -> float:
-        """Return the time of the processor that the thread has used."""
+        """Return the CPU time of the thread."""
         if self._thread.ident is None or not self._thread.is_alive():
             return 0.0
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
@@ -111,9 +111,9 @@ class EngineThread:
             self._wake.notify()
 
     def cancel(self, job: Job, satisfied: bool = False) -> None:
-        """Let a job end with the step that is being evaluated; ``satisfied``: it has told what was wanted.
+        """End a job after the current step; ``satisfied``: the reader has all it needs.
 
-        Its reader need not wait for the end of the step.
+        The reader does not have to wait for the end of the step.
         """
         with self._wake:
             job.satisfied |= satisfied
@@ -135,15 +135,15 @@ class EngineThread:
         return future
 
     def erase(self, seq: int, owner: str | None) -> "Future[int]":
-        """Forget an idle slot between two steps, see ``Engine.erase``."""
+        """Clear an idle slot between two steps, see ``Engine.erase``."""
         return self.call(lambda: self._engine.erase(seq, owner))
 
     def save(self, seq: int, owner: str | None) -> "Future[Snapshot]":
-        """Return what an idle slot holds, see ``Engine.save``."""
+        """Return the content of an idle slot, see ``Engine.save``."""
         return self.call(lambda: self._engine.save(seq, owner))
 
     def load(self, seq: int, owner: str | None, saved: Snapshot) -> "Future[int]":
-        """Replace what an idle slot holds, see ``Engine.load``."""
+        """Replace the content of an idle slot, see ``Engine.load``."""
         return self.call(lambda: self._engine.load(seq, owner, saved))
 
     def close(self, patience: float | None = None) -> bool:
@@ -178,7 +178,7 @@ class EngineThread:
                 self.on_lost()
 
     def _next(self) -> bool:
-        """Wait for something to do, and do all but evaluating; returns False at the end."""
+        """Wait for work, and do everything except evaluation; returns False at the end."""
         engine = self._engine
         with self._wake:
             while not (self._closing or self._calls or self._inbox or engine.can_assign() or engine.can_step()):
@@ -189,7 +189,7 @@ class EngineThread:
             self._calls.clear()
             engine.waiting.extend(self._inbox)
             self._inbox.clear()
-        engine.end_cancelled()  # before the calls: who has an answer may ask for what was recorded of it
+        engine.end_cancelled()  # before the calls, which may request the trace of a finished answer
         for function, future in calls:
             _answer(function, future)
         engine.assign_waiting()

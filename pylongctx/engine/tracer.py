@@ -1,4 +1,4 @@
-"""Which chunks were read for an answer."""
+"""Records of the chunks that were read for an answer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ N_SHOWN = 80  # characters of a chunk's text
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What was recorded of one job: its completion's id, the arrays of ``lctx_trace_get``, and the text's tokens."""
+    """The record of one job: the completion's id, the arrays of ``lctx_trace_get``, and the tokens of the text."""
 
     id: str | None
     positions: NDArray[np.int32]
@@ -25,7 +25,7 @@ class Record:
 
 
 def chunked(method: Method | None) -> LongHeads | None:
-    """Return the part of a method that reads chunks, None when there is none."""
+    """Return the part of a method that reads chunks; None when there is none."""
     parts = method.parts if method is not None else ()
     return next((part for part in parts if isinstance(part, LongHeads)), None)
 
@@ -36,7 +36,7 @@ class Tracer:
     Parameters
     ----------
     session : Session
-        One of the sequences, for the model and the method.
+        A sequence, for its model and method.
     """
 
     def __init__(self, session: Session) -> None:
@@ -47,14 +47,14 @@ class Tracer:
         self.busy = False
 
     def start(self, job: Job, session: Session) -> None:
-        """Begin with the last token of the prompt, which makes the first one of the answer."""
+        """Start at the last token of the prompt, which predicts the first one of the answer."""
         first = len(job.tokens) - 1
         last = min(first + max(job.limit or 1, 1), self._n_ctx)
         session.context.start_trace(first, last, session.seq)
         self.busy = True
 
     def end(self, job: Job, session: Session) -> None:
-        """Take the record."""
+        """Store the record."""
         self.busy = False
         try:
             read = session.context.read_trace()
@@ -66,9 +66,9 @@ class Tracer:
             session.context.start_trace(0, 0)
 
     def chunk_map(self, id: str | None) -> dict[str, Any] | None:
-        """Return how often each head read each chunk, and how the chunks begin; None when the last record is not of it.
+        """Return how often each head read each chunk, and the chunks' beginnings; None if the last record is another's.
 
-        The text of a chunk is that of a prompt, so it is for those who know the answer's id.
+        The text of a chunk is part of a prompt, so the answer's id is required.
         """
         record, method = self.record, self._chunked
         if record is None or method is None or id is None or record.id != id or not len(record.positions):

@@ -1,7 +1,7 @@
-"""What the heads read and keep: which chunks, which keys, in how many bytes, and how many keys matter.
+"""Analysis of heads: the chunks that they read, the keys that they keep, memory, and attention sparsity.
 
 LongHeads, arXiv 2402.10685, section 4.1 (table 3, figure 5) and CORM, arXiv 2404.15949 (figures 1 and 4).
-``Llama.trace`` makes the records of chunks; nothing here needs the native library before it is handed a ``Llama``.
+``Llama.trace`` creates records of chunks; nothing here needs the native library until a ``Llama`` is passed.
 """
 
 from pylongctx.inspect.kept import Compression, column_shares, compression, held_map, observer, sparsity

@@ -1,4 +1,4 @@
-"""What the pictures share: a canvas with whole pixels for each cell, the scale of layers, frames, legends, files."""
+"""Shared parts of plots: figures with whole pixels per cell, layer axes, frames, legends, files."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -18,9 +18,9 @@ FRAME = "#d62728"
 FRAME_PIXELS = 2
 
 DPI = 100
-CELL_PIXELS = 2, 14  # the least and the most of a cell's width and height
-MAP_PIXELS = 640  # a map is not smaller where cells may be larger
-MARGIN_LINES = 6  # of text, above and below
+CELL_PIXELS = 2, 14  # minimum and maximum width and height of a cell
+MAP_PIXELS = 640  # minimum size of a map, if cells can be enlarged
+MARGIN_LINES = 6  # lines of text above and below
 WIDTH_INCHES = 7.0
 
 
@@ -34,7 +34,7 @@ def new_figure(**options: Any) -> "Figure":
 
 
 def new_map(n_rows: int, n_columns: int) -> tuple["Figure", "Axes"]:
-    """Return an empty figure whose axes have a whole number of pixels for each cell, else some of them vanish."""
+    """Return an empty figure with a whole number of pixels per cell, so that no cell vanishes."""
     figure = new_figure()
     width, height = (_cell_pixels(n) * n for n in (n_columns, n_rows))
     figure.set_figwidth(max(width / DPI + 2, WIDTH_INCHES))
@@ -51,12 +51,12 @@ def _cell_pixels(n: int) -> int:
 
 
 def font_size(figure: "Figure") -> float:
-    """Return the points of all text: larger on a large map, which is looked at from farther away."""
+    """Return the font size of all text, which is larger on a large map."""
     return min(max(figure.get_figwidth(), 9), 16)
 
 
 def scale(axes: "Axes", n_layer: int, n_head: int, rows: str, columns: str, size: float) -> None:
-    """Label a map of n_layer * n_head rows: the layers upward, ``columns`` to the right; ``rows`` names the heads."""
+    """Label a map of n_layer * n_head rows: layers upward, ``columns`` to the right; ``rows`` is the name of heads."""
     from matplotlib.ticker import MaxNLocator
 
     step = max(n_layer // 16, 1)
@@ -72,7 +72,7 @@ def scale(axes: "Axes", n_layer: int, n_head: int, rows: str, columns: str, size
 
 
 def runs(items: Iterable[int]) -> list[tuple[int, int]]:
-    """Return (first, number) of the neighbors among ``items``."""
+    """Return (first, number) of the runs of neighbors in ``items``."""
     found: list[tuple[int, int]] = []
     for item in sorted(set(items)):
         if found and item == sum(found[-1]):
@@ -83,7 +83,7 @@ def runs(items: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def frame(axes: "Axes", first: float, n: float, n_rows: int) -> None:
-    """Frame ``n`` units of the x axis of a map with ``n_rows`` rows, the line outside of them."""
+    """Frame ``n`` units of the x axis of a map with ``n_rows`` rows, with the line outside them."""
     from matplotlib.patches import Rectangle
 
     unit = axes.transData.transform((1, 1)) - axes.transData.transform((0, 0))  # pixels
@@ -93,7 +93,7 @@ def frame(axes: "Axes", first: float, n: float, n_rows: int) -> None:
         "edgecolor": FRAME,
         "linewidth": FRAME_PIXELS * 72 / DPI,
         "zorder": 3,
-    }  # over the lines between layers
+    }  # above the lines between layers
     axes.add_patch(Rectangle(corner, width, height, fill=False, clip_on=False, **style))
 
 
@@ -105,12 +105,12 @@ def explain(figure: "Figure", title: str, entries: Sequence["Artist"]) -> None:
 
 
 def wrap(text: str, columns: int) -> str:
-    """Break the lines of a text that holds spec strings, which have no spaces, at their commas."""
+    """Wrap a text with spec strings, which have no spaces, at their commas."""
     return "\n".join(fill(line.replace(",", ", "), columns) for line in text.replace(", ", ",").splitlines())
 
 
 def save(figure: "Figure", stem: str | os.PathLike[str]) -> list[Path]:
-    """Write a figure as PNG and SVG; returns the paths, ``stem`` with a suffix each. Folders are made."""
+    """Write a figure as PNG and SVG; returns the paths, ``stem`` with a suffix each. Missing folders are created."""
     paths = [Path(f"{os.fspath(stem)}.{suffix}") for suffix in FORMATS]
     paths[0].parent.mkdir(parents=True, exist_ok=True)
     for path in paths:

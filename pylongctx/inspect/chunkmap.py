@@ -1,4 +1,4 @@
-"""The map of LongHeads' figure 5 (arXiv 2402.10685): which chunks the heads of every layer read."""
+"""The map of LongHeads' figure 5 (arXiv 2402.10685): the chunks read by the heads of every layer."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,14 @@ LABELS = {FORCED: "read by every head", CHOSEN: "chosen"}
 
 
 def chunk_map(trace: Trace) -> NDArray[np.uint8]:
-    """Return what each head did with each chunk: uint8 [n_layer * n_head, n_chunks] of UNREAD, FORCED, CHOSEN.
+    """Return how each head read each chunk: uint8 [n_layer * n_head, n_chunks] of UNREAD, FORCED, CHOSEN.
 
-    Chosen: read for one of the traced queries at least, without being made to.
+    CHOSEN: read for at least one traced query without being forced to.
 
     Raises
     ------
     ValueError
-        When the trace holds no query.
+        When the trace has no query.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def chunk_map(trace: Trace) -> NDArray[np.uint8]:
            [1, 0, 1, 1]], dtype=uint8)
     """
     if not trace.n_chunks:
-        raise ValueError("the trace holds no query: there is nothing to draw")
+        raise ValueError("the trace has no query: there is nothing to draw")
     return cells_of(trace.reads(), trace.forced().sum(axis=0))
 
 
@@ -50,7 +50,7 @@ def cells_of(reads: NDArray[np.int64], forced: NDArray[np.int64]) -> NDArray[np.
     reads : numpy.ndarray
         int64 [n_layer, n_head, n_chunks], the queries for which a head read a chunk, see ``Trace.reads``.
     forced : numpy.ndarray
-        int64 [n_chunks], those for which it was made to.
+        int64 [n_chunks], the queries for which the chunk was forced.
 
     Examples
     --------
@@ -67,18 +67,18 @@ def draw(trace: Trace, answer_chunks: Iterable[int] = (), title: str = "") -> "F
     Parameters
     ----------
     trace : Trace
-        The queries to draw into one map; ``trace.query(0)`` is the first one alone.
+        The queries to draw in one map; ``trace.query(0)`` has only the first one.
     answer_chunks : iterable of int
-        Chunks that are framed in red, neighbors in one frame.
+        Chunks to frame in red; neighbors share a frame.
     title : str
-        Written above.
+        The title above the map.
 
     Raises
     ------
     ImportError
         When matplotlib is missing.
     ValueError
-        When the trace holds no query.
+        When the trace has no query.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def draw(trace: Trace, answer_chunks: Iterable[int] = (), title: str = "") -> "F
 def draw_cells(
     cells: NDArray[np.uint8], n_layer: int, chunk_size: int, answer_chunks: Iterable[int] = (), title: str = ""
 ) -> "Figure":
-    """Return the map of cells as ``chunk_map`` returns them; see ``draw``.
+    """Return the map of cells from ``chunk_map``; see ``draw``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the KV heads keep, what that costs, and how many keys matter: CORM, arXiv 2404.15949, figures 1 and 4.
+"""The keys that KV heads keep, their memory, and attention sparsity: CORM, arXiv 2404.15949, figures 1 and 4.
 
 The functions take a ``Llama``, evaluate with it, and return numpy arrays.
 """
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 
 def evicts(method: Method | None) -> bool:
-    """Return whether a method forgets keys by a rule, head by head."""
+    """Return True if a method has a rule that evicts keys per head."""
     return method is not None and method.parts[-1].role == "rule"
 
 
 def check_evicts(method: Method | None) -> None:
-    """Raise ValueError with the rules that exist unless ``method`` has one."""
+    """Raise ValueError with the available rules unless ``method`` has one."""
     if not evicts(method):
         raise ValueError(
-            f"with method {str(method or 'None')!r} every head keeps the same keys, there is nothing to show; "
+            f"with method {str(method or 'None')!r} every head keeps the same keys, so there is nothing to show; "
             f"use {names('rule')}, alone or as in 'longheads+corm'"
         )
 
 
 def held_map(llm: Llama) -> NDArray[np.bool_]:
-    """Return which tokens each KV head holds now: bool [n_layer, n_head_kv, n_tokens].
+    """Return the tokens that each KV head holds now: bool [n_layer, n_head_kv, n_tokens].
 
-    Layers with fewer KV heads than others have rows without any token; a head that exists holds one at least.
+    Layers with fewer KV heads than others have rows without tokens; an existing head holds at least one.
 
     Raises
     ------
     ValueError
-        When the method evicts nothing.
+        When the method does not evict.
 
     Examples
     --------
@@ -61,14 +61,14 @@ def held_map(llm: Llama) -> NDArray[np.bool_]:
 
 
 def column_shares(held: NDArray[np.bool_], width: int) -> NDArray[np.float64]:
-    """Return the share of every ``width`` neighboring tokens that is held.
+    """Return the fraction of every ``width`` neighboring tokens that is held.
 
     Parameters
     ----------
     held : numpy.ndarray
         bool [..., n_tokens].
     width : int
-        Tokens of a column, at least 1; the last column has what is left.
+        Tokens per column, at least 1; the last column has the rest.
 
     Returns
     -------
@@ -94,9 +94,9 @@ class Compression:
     lengths : numpy.ndarray
         int64 [n], tokens evaluated.
     bytes, peak_bytes, full_bytes : numpy.ndarray
-        int64 [n], see ``KVUsage``: held, most held so far, of a full cache.
+        int64 [n], see ``KVUsage``: held, peak so far, full cache.
     rows : numpy.ndarray
-        int32 [n, n_layer, n_head_kv], rows held.
+        int32 [n, n_layer, n_head_kv], KV entries held.
 
     Examples
     --------
@@ -120,23 +120,23 @@ class Compression:
 
     @property
     def peak_ratio(self) -> NDArray[np.float64]:
-        """Most bytes held so far / full bytes, float64 [n]."""
+        """Peak bytes so far / full bytes, float64 [n]."""
         return self.peak_bytes / self.full_bytes
 
     @property
     def row_share(self) -> NDArray[np.float64]:
-        """Rows held / rows seen, over all layers and heads, float64 [n]: the ratio without pages and bookkeeping."""
+        """KV entries held / seen, over all layers and heads, float64 [n]: the ratio without pages and bookkeeping."""
         n_heads = np.count_nonzero(self.rows, axis=(1, 2))
         return np.asarray(self.rows.sum(axis=(1, 2)) / (n_heads * self.lengths), np.float64)
 
 
 def compression(llm: Llama, tokens: Sequence[int], lengths: ArrayLike) -> Compression:
-    """Evaluate a text once from an empty cache, and read the KV memory at several lengths (CORM, figure 4).
+    """Evaluate a text once from an empty cache, and record the KV memory at several lengths (CORM, figure 4).
 
     Parameters
     ----------
     llm : Llama
-        With any method; a new object, as ``peak_bytes`` counts from its beginning.
+        A new object with any method, since ``peak_bytes`` counts from its creation.
     lengths : array_like
         int [n], ascending, from 1 to ``len(tokens)``.
 
@@ -162,9 +162,9 @@ def compression(llm: Llama, tokens: Sequence[int], lengths: ArrayLike) -> Compre
 
 
 def observer(base: Method, n_ctx: int) -> Method:
-    """Return ``base`` with a rule that forgets nothing within ``n_ctx`` tokens: every query votes, every key stays.
+    """Return ``base`` with a rule that evicts nothing within ``n_ctx`` tokens: every query votes, every key stays.
 
-    The window is longer than the time between two evictions: else one vote decides, and later ones are not counted.
+    The window is longer than the interval between evictions; otherwise only one vote would count.
 
     Examples
     --------
@@ -175,15 +175,15 @@ def observer(base: Method, n_ctx: int) -> Method:
 
 
 def sparsity(llm: Llama, tokens: Sequence[int], positions: ArrayLike) -> NDArray[np.float64]:
-    """Return which share of the keys is important to a query, per layer and KV head (CORM, definition 3.1, figure 1).
+    """Return the fraction of keys important to a query, per layer and KV head (CORM, definition 3.1, figure 1).
 
-    A key counts when its weight is at least 1/t, t keys being read, for any of the query heads that share the KV head;
-    so the share of a KV head is at least that of each of its query heads. Nothing is evicted.
+    With t keys read, a key counts if its weight is at least 1/t for any of the query heads that share the KV head; so
+    the fraction of a KV head is at least that of each of its query heads. Nothing is evicted.
 
     Parameters
     ----------
     llm : Llama
-        With ``method=observer(Full(), n_ctx)``, or another base that reads every key.
+        A model with ``method=observer(Full(), n_ctx)``, or another base that reads every key.
     positions : array_like
         int [n_query], ascending, from 0 to ``len(tokens) - 1``: the queries.
 
@@ -195,7 +195,7 @@ def sparsity(llm: Llama, tokens: Sequence[int], positions: ArrayLike) -> NDArray
     Raises
     ------
     ValueError
-        When the method reads a part of the keys or may forget one, or a position is out of range.
+        When the method does not read all keys or may evict some, or a position is out of range.
 
     Examples
     --------
@@ -216,7 +216,7 @@ def sparsity(llm: Llama, tokens: Sequence[int], positions: ArrayLike) -> NDArray
 
 
 def _important(llm: Llama, position: int) -> NDArray[np.float64]:
-    """Return how many keys were important to the last query, float64 [n_layer, n_head_kv], NaN where no head is."""
+    """Return the number of keys important to the last query, float64 [n_layer, n_head_kv], NaN for missing heads."""
     counts = llm.kv_usage().rows
     important = np.full(counts.shape, np.nan)
     for layer, head in np.argwhere(counts):
@@ -226,17 +226,17 @@ def _important(llm: Llama, position: int) -> NDArray[np.float64]:
 
 
 def check_reads_all(method: Method) -> None:
-    """Raise ValueError unless ``method`` reads every key and forgets none."""
+    """Raise ValueError unless ``method`` reads every key and evicts none."""
     if not method.reads_all:
         known = names("base", reads_all=True)
-        raise ValueError(f"sparsity is measured where every key is read: with {known}, not {str(method)!r}")
+        raise ValueError(f"sparsity needs a method that reads every key: {known}, not {str(method)!r}")
 
 
 def _check_observes(method: Method | None, n_tokens: int) -> None:
     rule = method.parts[-1] if method else None
     if not isinstance(rule, Corm) or rule.recent < n_tokens or rule.window <= (rule.evict_every or rule.window):
         raise ValueError(
-            f"method {str(method or 'None')!r} may forget keys or votes of {n_tokens} tokens; "
+            f"method {str(method or 'None')!r} may evict keys or drop votes within {n_tokens} tokens; "
             f"use method=observer(Full(), n_ctx), which is {str(observer(Full(), n_tokens))!r}"
         )
     if method is not None and method is not rule:

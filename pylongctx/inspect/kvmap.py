@@ -1,4 +1,4 @@
-"""Pictures of what the KV heads keep: the map of kept keys, CORM's figures 1 and 4 (arXiv 2404.15949)."""
+"""Plots of the keys that KV heads keep: a map, and CORM's figures 1 and 4 (arXiv 2404.15949)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 EVICTED, KEPT = "#dde7f4", "#1d4f9c"
 MOST_COLUMNS = 512
-MOST_NUMBERS = 64  # cells of a small map that show their number
+MOST_NUMBERS = 64  # maximum cells of a map that show numbers
 LINE_INCHES = 0.2
 TITLE_COLUMNS = 90
 
 
 def draw_kept(held: NDArray[np.bool_], needle: tuple[int, int] | None = None, title: str = "") -> "Figure":
-    """Return the map of kept keys: layers and KV heads upward, positions to the right, kept dark, evicted light.
+    """Return the map of kept keys: layers and KV heads upward, positions to the right; kept keys are dark.
 
-    A text of more than 512 tokens has several of them in a column, as dark as their share that is kept.
+    A text of more than 512 tokens has several tokens per column, shaded by the fraction that is kept.
 
     Parameters
     ----------
     held : numpy.ndarray
         bool [n_layer, n_head_kv, n_tokens], see ``held_map``.
     needle : tuple of int or None
-        Start and stop of the tokens that are framed in red.
+        Start and stop of the tokens to frame in red.
     title : str
-        Written above.
+        The title above the map.
 
     Raises
     ------
@@ -83,12 +83,12 @@ def _legend(width: int, framed: bool) -> list[Any]:
 
 
 def draw_compression(runs: Mapping[str, Compression], title: str = "") -> "Figure":
-    """Return the plot of bytes held / full bytes against the length, one color a method (CORM, figure 4).
+    """Return the plot of bytes held / full bytes by length, with one color per method (CORM, figure 4).
 
     Parameters
     ----------
     runs : mapping
-        What was measured, by the name that the legend shows.
+        Measurements by the name shown in the legend.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def draw_compression(runs: Mapping[str, Compression], title: str = "") -> "Figur
         color = f"C{index}"
         lines += axes.plot(run.lengths, run.ratio, "o-", color=color, markersize=3, label=wrap(name, TITLE_COLUMNS))
         axes.plot(run.lengths, run.peak_ratio, ":", color=color)
-    lines += axes.plot([], [], ":", color="#555555", label="dotted: most held so far, between two evictions too")
+    lines += axes.plot([], [], ":", color="#555555", label="dotted: peak so far, including between evictions")
     lines.append(axes.axhline(1, color="#999999", linestyle="--", linewidth=1, label="full cache"))
     axes.set_xlabel("tokens")
     axes.set_ylabel("bytes held / full bytes")
@@ -121,7 +121,7 @@ def draw_compression(runs: Mapping[str, Compression], title: str = "") -> "Figur
 
 
 def draw_sparsity(shares: NDArray[np.float64], title: str = "") -> "Figure":
-    """Return CORM's figure 1: the share of important keys by layer, left, and by layer and KV head, right.
+    """Return CORM's figure 1: the fraction of important keys by layer (left), and by layer and KV head (right).
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Recording which chunks the queries of a Llama read."""
+"""Recording the chunks that queries of a Llama read."""
 
 import os
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ def record(session: Session, start: int | None, stop: int | None) -> Iterator[Tr
     method = chunked(session.method)
     if method is None or method.chunk_size is None:
         raise ValueError(
-            f"method {str(session.method)!r} reads no chunks, there is nothing to trace; use method='longheads'"
+            f"method {str(session.method)!r} does not read chunks, so there is nothing to trace; use method='longheads'"
         )
     first, last = _range(session, start, stop)
     _check_size(session, method, last - first)
     context = session.context
     if context.tracing:
-        raise RuntimeError("this Llama is being traced already; end that block first, or give it a larger range")
+        raise RuntimeError("this Llama is already being traced; end that block first, or give it a larger range")
 
     def read() -> Arrays:
         try:
@@ -60,5 +60,5 @@ def _check_size(session: Session, method: LongHeads, n_query: int) -> None:
     ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > ram:
         raise MemoryError(
-            f"a trace of {n_query} queries takes {bytes_text(size)}, this machine has {bytes_text(ram)}; {FEWER}"
+            f"a trace of {n_query} queries takes {bytes_text(size)}, but this machine has {bytes_text(ram)}; {FEWER}"
         )

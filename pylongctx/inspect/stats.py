@@ -1,6 +1,6 @@
 """The numbers of LongHeads' table 3 (arXiv 2402.10685), from the trace of one text.
 
-The paper defines them in a caption only. Where it leaves a choice, the one made here fits the values that it reports.
+The paper defines them only in a caption. Where it is ambiguous, the choice here matches the reported values.
 """
 
 import math
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from pylongctx.inspect.trace import Trace
 
-TOPS = (1, 5)  # most often chosen chunks among which the answer is looked for
+TOPS = (1, 5)  # numbers of most often chosen chunks for hit rates
 
 
 def chunks_of(start: int, stop: int, chunk_size: int) -> range:
-    """Return the chunks that hold the tokens ``start <= p < stop``; more than one when a border cuts them.
+    """Return the chunks with the tokens ``start <= p < stop``; several if they cross a border.
 
     Raises
     ------
@@ -34,15 +34,15 @@ def chunks_of(start: int, stop: int, chunk_size: int) -> range:
 
 
 def cover_rate(trace: Trace) -> float:
-    """Return the share of the text's chunks that some layer and head read for some traced query, 0 to 1.
+    """Return the fraction of the text's chunks that any layer and head read for any traced query, 0 to 1.
 
-    The text ends with the last traced query; the chunk that it stands in counts, complete or not. Chunks that every
-    head is made to read count as read.
+    The text ends with the last traced query; its chunk counts, even if incomplete. Chunks that every head is forced to
+    read count as read.
 
     Raises
     ------
     ValueError
-        When the trace holds no query.
+        When the trace has no query.
 
     Examples
     --------
@@ -54,22 +54,22 @@ def cover_rate(trace: Trace) -> float:
 
 
 def uniformity(trace: Trace, forced: bool = False) -> float:
-    """Return the Gini coefficient of how often each chunk was read, 0 (all alike) to 1 (one chunk is read only).
+    """Return the Gini coefficient of how often each chunk was read, 0 (all equal) to 1 (only one chunk is read).
 
     A read is one layer and head reading a chunk for one query; the Gini coefficient of the reads x_1 .. x_n is
-    sum_ij |x_i - x_j| / (2 n sum_i x_i). Chunks that a query is made to read are neither counted for it nor, when
-    that holds for all queries, among the n: with them 8 of 16 chunks could never exceed 0.5, and the paper reports
-    0.52 for this case. 0 when no head had a choice.
+    sum_ij |x_i - x_j| / (2 n sum_i x_i). Reads that are forced do not count; chunks that are forced
+    for all queries are not among the n: with them, 8 of 16 chunks could never exceed 0.5, but the paper reports 0.52
+    for this case. 0 if no head had a choice.
 
     Parameters
     ----------
     forced : bool
-        Count the chunks that every head is made to read like all others.
+        Count the chunks that every head is forced to read like all others.
 
     Raises
     ------
     ValueError
-        When the trace holds no query.
+        When the trace has no query.
 
     Examples
     --------
@@ -87,28 +87,28 @@ def uniformity(trace: Trace, forced: bool = False) -> float:
 
 
 def hit_rate(trace: Trace, answer_chunks: Iterable[int], top: int) -> float:
-    """Return the share of the queries for which one of the ``top`` most often chosen chunks holds the answer.
+    """Return the fraction of queries for which one of the ``top`` most often chosen chunks has the answer.
 
-    Chosen by how many layers and heads; ties go to the lower index, chunks that nobody read never hit. Chunks that
-    every head is made to read are no choice: they are left out, and so is a query for which no other chunk
-    holds a part of the answer.
+    Chunks are ranked by how many layers and heads chose them; ties go to the lower index, unread chunks never hit.
+    Chunks that every head is forced to read are left out, and so are queries for which no other chunk has a part of
+    the answer.
 
     Parameters
     ----------
     answer_chunks : iterable of int
-        The chunks that hold the answer, see ``chunks_of``.
+        The chunks with the answer, see ``chunks_of``.
     top : int
-        How many chunks, at least 1.
+        Number of chunks, at least 1.
 
     Returns
     -------
     float
-        0 to 1; NaN when every query was left out.
+        0 to 1; NaN if all queries were left out.
 
     Raises
     ------
     ValueError
-        When the trace holds no query, ``top`` is not positive, or the answer is not in the text.
+        When the trace has no query, ``top`` is not positive, or the answer is not in the text.
 
     Examples
     --------
@@ -130,7 +130,7 @@ def hit_rate(trace: Trace, answer_chunks: Iterable[int], top: int) -> float:
 
 
 def numbers(trace: Trace, answer_chunks: Iterable[int]) -> dict[str, float | None]:
-    """Return the numbers of table 3 by name; None where a hit rate says nothing.
+    """Return the numbers of table 3 by name; None for an undefined hit rate.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def numbers(trace: Trace, answer_chunks: Iterable[int]) -> dict[str, float | Non
 
 
 def findings(trace: Trace, answer_chunks: Iterable[int]) -> dict[str, Any]:
-    """Return what JSON holds of a trace: chunks, queries, the numbers of its first query and of all of them.
+    """Return a trace's data for JSON: chunks, queries, the numbers of its first query and of all queries.
 
     Examples
     --------
@@ -166,7 +166,7 @@ def findings(trace: Trace, answer_chunks: Iterable[int]) -> dict[str, Any]:
 
 
 def _free(trace: Trace) -> NDArray[np.bool_]:
-    """Return which chunks a query may choose, bool [n_query, n_chunks]: those before its recent ones."""
+    """Return the chunks that a query may choose, bool [n_query, n_chunks]: those before its recent ones."""
     own = trace.positions[:, None] // trace.chunk_size
     before: NDArray[np.bool_] = np.arange(trace.n_chunks)[None] <= own
     return before & ~trace.forced()
@@ -174,5 +174,5 @@ def _free(trace: Trace) -> NDArray[np.bool_]:
 
 def _counts(trace: Trace) -> NDArray[np.int64]:
     if not len(trace.positions):
-        raise ValueError("the trace holds no query: evaluate tokens at its positions inside the block of llm.trace()")
+        raise ValueError("the trace has no query: evaluate tokens at its positions inside the block of llm.trace()")
     return trace.counts()

@@ -16,18 +16,18 @@ class Trace:
     Parameters
     ----------
     positions : array_like
-        int32 [n_query], ascending: where the queries stand in the text, in tokens.
+        int32 [n_query], ascending: positions of the queries in the text, in tokens.
     chunks : array_like
-        int32 [n_query, n_layer, n_head, n_read]: what they read, ascending, then -1 where there are fewer.
+        int32 [n_query, n_layer, n_head, n_read]: the chunks that they read, ascending, padded with -1.
     chunk_size : int
-        Tokens of a chunk.
+        Tokens per chunk.
     n_recent : int
-        Chunks before a query's own one that every head is made to read.
+        Chunks before a query's own chunk that every head is forced to read.
 
     Raises
     ------
     ValueError
-        When the shapes do not fit each other, or a query reads a chunk that begins after it.
+        When the shapes do not match, or a query reads a chunk that begins after it.
 
     Examples
     --------
@@ -47,10 +47,10 @@ class Trace:
 
     def _check(self, positions: NDArray[np.int32], chunks: NDArray[np.int32]) -> None:
         if self.chunk_size < 1 or self.n_recent < 0:
-            raise ValueError(f"no chunk_size={self.chunk_size} with n_recent={self.n_recent}: at least 1 and 0")
+            raise ValueError(f"chunk_size={self.chunk_size} and n_recent={self.n_recent} must be at least 1 and 0")
         if positions.ndim != 1 or chunks.ndim != 4 or len(positions) != len(chunks):
             raise ValueError(
-                "a trace is positions [n_query] and chunks [n_query, n_layer, n_head, n_read], "
+                "a trace needs positions [n_query] and chunks [n_query, n_layer, n_head, n_read], "
                 f"not {list(positions.shape)} and {list(chunks.shape)}"
             )
         if (chunks > (positions // self.chunk_size)[:, None, None, None]).any():
@@ -58,13 +58,13 @@ class Trace:
 
     @classmethod
     def recording(cls, read: Callable[[], Arrays], chunk_size: int, n_recent: int) -> "Trace":
-        """Return a trace that asks ``read`` for its arrays whenever they are wanted, until ``keep``."""
+        """Return a trace that calls ``read`` for its arrays on every access until ``keep``."""
         trace = cls([], np.empty((0, 0, 0, 0)), chunk_size, n_recent)
         trace._read = read
         return trace
 
     def keep(self) -> None:
-        """End the recording: the arrays are those of now."""
+        """End the recording and keep the current arrays."""
         arrays = self._read()
         self._read = lambda: arrays
 
@@ -75,12 +75,12 @@ class Trace:
 
     @property
     def chunks(self) -> NDArray[np.int32]:
-        """int32 [n_query, n_layer, n_head, n_read], ascending, then -1; inside ``Llama.trace`` a new copy."""
+        """int32 [n_query, n_layer, n_head, n_read], ascending, padded with -1; inside ``Llama.trace`` a new copy."""
         return self._read()[1]
 
     @property
     def n_chunks(self) -> int:
-        """The number of chunks up to the last query, the one that it stands in included."""
+        """The number of chunks up to and including that of the last query."""
         positions = self.positions
         return int(positions[-1]) // self.chunk_size + 1 if len(positions) else 0
 
@@ -96,7 +96,7 @@ class Trace:
         return np.array(rows, np.int64).reshape(len(chunks), n_chunks)
 
     def reads(self) -> NDArray[np.int64]:
-        """Return for how many queries a head read a chunk, int64 [n_layer, n_head, n_chunks]."""
+        """Return for how many queries each head read each chunk, int64 [n_layer, n_head, n_chunks]."""
         chunks = self.chunks
         found = np.zeros((*chunks.shape[1:3], self.n_chunks), np.int64)
         _, layers, heads, _ = np.nonzero(chunks >= 0)
@@ -104,7 +104,7 @@ class Trace:
         return found
 
     def forced(self) -> NDArray[np.bool_]:
-        """Return what every head is made to read, bool [n_query, n_chunks]: chunk 0, the own one, those before it."""
+        """Return the chunks that every head is forced to read, bool [n_query, n_chunks]: 0, the own, recent ones."""
         own = self.positions[:, None] // self.chunk_size
         chunk = np.arange(self.n_chunks)[None]
         forced: NDArray[np.bool_] = (chunk == 0) | ((chunk <= own) & (chunk >= own - self.n_recent))
@@ -119,10 +119,10 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Trace":
-        """Read a file that ``save`` wrote; ValueError when it is another one."""
+        """Load a file written by ``save``; ValueError for other files."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 chunk_size, n_recent = map(int, file["settings"])
                 return cls(file["positions"], file["chunks"], chunk_size, n_recent)
         except (AttributeError, TypeError, KeyError, EOFError, ValueError, BadZipFile) as reason:
-            raise ValueError(f"{os.fspath(path)} is no trace: {reason}") from None
+            raise ValueError(f"{os.fspath(path)} is not a trace: {reason}") from None

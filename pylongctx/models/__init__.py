@@ -1,4 +1,4 @@
-"""The model that ships with the package: 4.5 M parameters, trained context 512, good enough to show the methods."""
+"""The model bundled with the package: 4.5 M parameters, trained context 512, enough to demonstrate methods."""
 
 from importlib import resources
 from pathlib import Path

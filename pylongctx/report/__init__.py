@@ -1,4 +1,4 @@
-"""Reports: the records of a folder as tables in the papers' layout and as pictures."""
+"""Reports: the records of a folder as tables in the papers' layout and as plots."""
 
 from pylongctx.report.page import write_report
 

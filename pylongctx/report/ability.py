@@ -1,4 +1,4 @@
-"""What a model can do by itself: full attention inside the trained context. A method cannot be told by the rest."""
+"""Scores of full attention inside the trained context; tasks with low scores cannot compare methods."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pylongctx.eval.task import Record
 from pylongctx.methods import NONE, Full
 from pylongctx.report.records import Evidence, grouped, has_score, kv_types, mean_score
 
-ENOUGH = 50.0  # percent right, below which a task tells more about the model than about a method
+ENOUGH = 50.0  # percent right, below which a task measures the model rather than a method
 
 
 @dataclass(frozen=True)
 class Own:
-    """What full attention has right at the longest length inside the trained context, in percent."""
+    """The score of full attention at the longest length inside the trained context, in percent."""
 
     length: int
     percent: float
 
     @property
     def enough(self) -> bool:
-        """Whether methods can be compared by the task."""
+        """True if the task can compare methods."""
         return self.percent >= ENOUGH
 
 
 def abilities(evidence: Evidence) -> dict[str, Own]:
-    """Return what the model of the records does by itself, for each task of which that was measured."""
+    """Return the scores of full attention for each task that has them."""
     trained = evidence.trained(evidence.models[0]) or 0
     answered = [record for record in evidence.records if has_score(record)]
     inside = [record for record in answered if record["length"] <= trained and _is_plain(record)]
@@ -44,7 +44,7 @@ def _own(records: Sequence[Record]) -> Own:
 
 
 def remark(own: Mapping[str, Own], task: str) -> str:
-    """Return what stands beside a table of a task that the model cannot do, "" for another."""
+    """Return a note for the table of a task that the model cannot do; "" for other tasks."""
     found = own.get(task)
     if found is None or found.enough:
         return ""

@@ -1,4 +1,4 @@
-"""Every method beside full attention on the same samples: scores with intervals, differences, costs."""
+"""Comparison of methods with full attention on the same samples: scores with intervals, differences, costs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pylongctx.report.records import grouped, has_score, label, labels, score
 
 COLUMNS = (
     *("Method", "samples", "score", "difference from full", "ratio"),
-    *("tokens read each", "seconds each", "KV memory"),
+    *("tokens per sample", "seconds per sample", "KV memory"),
 )
-NOTE = f"scores in percent, {LEVEL:.0%} bootstrap intervals; differences are of the same samples"
+NOTE = f"scores in percent, {LEVEL:.0%} bootstrap intervals; differences are over the same samples"
 ALL = "all tasks"
 
 
 def compared(records: Sequence[Record], model: str) -> Iterator[Grid]:
-    """Yield a table for each task and length that full attention was measured on beside another method."""
+    """Yield a table for each task and length with results of full attention and another method."""
     answered = [record for record in records if has_score(record)]
     tables = {key: found for key, found in grouped(answered, "task", "length").items() if _comparable(found)}
     for (task, length), found in tables.items():
         yield Grid(f"{task} at {length} tokens, {model}", NOTE, COLUMNS, _rows(found))
     if len(tables) > 1:
         every = [record for found in tables.values() for record in found]
-        note = f"{NOTE}; a method's samples are those of the tasks and lengths that it was measured on"
+        note = f"{NOTE}; each method has the samples of its measured tasks and lengths"
         yield Grid(f"{ALL} and lengths, {model}", note, COLUMNS, _rows(every))
 
 
@@ -52,7 +52,7 @@ def _cells(records: list[Record], base: dict[str, float]) -> list[str]:
 
 
 def _beside(scores: dict[str, float], base: dict[str, float]) -> list[str]:
-    """Return difference and ratio to full attention on the samples that both have."""
+    """Return the difference and ratio to full attention on common samples."""
     common = scores.keys() & base.keys()
     if scores is base or scores == base or not common:
         return ["", ""]
@@ -75,5 +75,5 @@ def _costs(records: Sequence[Record]) -> list[str]:
 
 
 def _scores(records: Sequence[Record]) -> dict[str, float]:
-    """Return scores by what is the same for all methods."""
+    """Return scores by sample, independent of the method."""
     return {" ".join(str(r[key]) for key in ("task", "length", "seed", "id")): score(r) for r in records}

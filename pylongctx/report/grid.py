@@ -16,7 +16,7 @@ class Grid:
     Attributes
     ----------
     rows : sequence
-        First a label, then a cell per column; a row with nothing but a label is the head of a group.
+        A label, then a cell per column; a row with only a label is the head of a group.
     """
 
     title: str

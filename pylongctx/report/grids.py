@@ -28,9 +28,9 @@ from pylongctx.report.records import (
 )
 
 N_PARTS = 8  # columns of perplexity by position
-LARGE = 1000  # perplexities above are written as the papers do
+LARGE = 1000  # larger perplexities are shortened as in the papers
 GROUPS = {True: "Full attention", False: "Restricted attention"}
-# LongBench's tasks as LongHeads' table 2 has them; others follow under their own names
+# LongBench's tasks as in LongHeads' table 2; others follow under their own names
 LONGBENCH = {
     "narrativeqa": "NQA", "qasper": "Qspr.", "multifieldqa_en": "MulFi", "hotpotqa": "HQA", "2wikimqa": "WMQA",
     "musique": "Musq.", "gov_report": "GRpt", "qmsum": "QMSM", "multi_news": "MulN", "trec": "TREC",
@@ -41,12 +41,12 @@ RETRIEVAL = ("passkey", "needle", "recall")  # first words of tasks, as in passk
 
 
 def percent(value: float) -> str:
-    """Return a share as the papers write it."""
+    """Return a fraction in the papers' form."""
     return f"{100 * value:.0f} %"
 
 
 CHUNK_PARTS = {"first": "first answer token", "all": "all answer tokens"}
-CHUNK_NOTE = "Gini: 0 where all are read alike; hit rate: one that holds the pass key is among the most chosen"
+CHUNK_NOTE = "Gini: 0 if all are read equally; hit rate: a chunk with the pass key is among the most chosen"
 CHUNKS: dict[str, tuple[str, Callable[[float], str]]] = {
     "cover_rate": ("cover rate", percent),
     "gini": ("Gini", "{:.2f}".format),
@@ -55,7 +55,7 @@ CHUNKS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def grids(evidence: Evidence) -> Iterator[Grid]:
-    """Yield the tables for which there are records of one model."""
+    """Yield the tables for the records of one model."""
     records, model = evidence.records, evidence.models[0]
     yield from _perplexities(records, model)
     answered = [record for record in records if has_score(record)]
@@ -69,7 +69,7 @@ def grids(evidence: Evidence) -> Iterator[Grid]:
 
 
 def _sections(records: Sequence[Record], columns: Sequence[Any], cell: Callable[[str, Any], str]) -> list[list[str]]:
-    """Return a row per label, under the papers' groups when both are there."""
+    """Return a row per label, under the papers' groups if both exist."""
     groups = {full: labels(found) for full, found in sorted(grouped(records, is_full).items(), reverse=True)}
     rows: list[list[str]] = []
     for full, names in groups.items():
@@ -90,7 +90,7 @@ def length_grid(title: str, note: str, records: Sequence[Record], text: Callable
 
 
 def _perplexities(records: Sequence[Record], model: str) -> Iterator[Grid]:
-    """Yield LongHeads' table 1, SelfExtend's table 1: perplexity by context window, for each way to measure it."""
+    """Yield LongHeads' table 1, SelfExtend's table 1: perplexity by context window, for each way of measuring."""
     measured = [record for record in records if "n_scored" in record]
     for way, found in grouped(measured, measure).items():
         title = f"Perplexity ({way}) by evaluation context window, {model}"
@@ -117,7 +117,7 @@ def _positions(records: Sequence[Record], model: str) -> Iterator[Grid]:
             return _large(perplexity([{"nll": nll, "n_scored": n} for nll, n in points])) if points else ""
 
         title = f"Perplexity by position in texts of {length} tokens, {model}"
-        note = f"{_samples(found)}; each column from where the one before it ends"
+        note = f"{_samples(found)}; each column starts at the end of the previous one"
         yield Grid(title, note, ["Method", *heads], _sections(found, parts, cell))
 
 
@@ -139,20 +139,20 @@ def score_text(records: list[Record]) -> str:
 
 
 def is_retrieval(task: str) -> bool:
-    """Return whether a task's table is by length: pass keys of any kind, needles, facts, RULER."""
+    """Return True if a task's table is by length: pass keys, needles, facts, RULER."""
     return task in RULER or task.partition("-")[0] in RETRIEVAL
 
 
 def _own(own: dict[str, Own], model: str) -> Iterator[Grid]:
-    """Yield what the model can do without a method, when there are tasks that it cannot do."""
+    """Yield the scores of full attention, if there are tasks that the model cannot do."""
     if all(found.enough for found in own.values()):
         return
     rows = [
-        [task, str(found.length), f"{found.percent:.1f}", "" if found.enough else "cannot be told by this task"]
+        [task, str(found.length), f"{found.percent:.1f}", "" if found.enough else "not comparable by this task"]
         for task, found in own.items()
     ]
     note = f"the longest length measured inside the trained context; {ENOUGH:.0f} % right is enough"
-    yield Grid(f"Full attention by itself, {model}", note, ["Task", "tokens", "percent right", "methods"], rows)
+    yield Grid(f"Full attention, {model}", note, ["Task", "tokens", "percent right", "methods"], rows)
 
 
 def _of_lengths(by_task: dict[str, list[Record]], own: dict[str, Own], model: str) -> Iterator[Grid]:
@@ -200,7 +200,7 @@ def _task_grid(title: str, tasks: list[str], records: list[Record]) -> Grid:
 
 
 def _chunks(records: Sequence[Record], model: str) -> Iterator[Grid]:
-    """Yield LongHeads' table 3 for each length: the chunks that are read, by groups of the queries that count."""
+    """Yield LongHeads' table 3 for each length: the chunks that are read, by groups of queries."""
     shown = [record for record in records if record["task"] == "chunks"]
     for length, found in sorted(grouped(shown, "length").items()):
         rows: list[list[str]] = []
@@ -216,7 +216,7 @@ def _chunk_cells(numbers: dict[str, float]) -> list[str]:
 
 
 def _costs(records: Sequence[Record], model: str) -> Iterator[Grid]:
-    """Yield LongHeads' table 5: time of a token, and memory."""
+    """Yield LongHeads' table 5: time per token, and memory."""
     timed = [record for record in records if "token_seconds" in record]
     held = [record for record in records if "kv_bytes" in record]
     note = "mean of all samples"
@@ -243,7 +243,7 @@ def _samples(records: Sequence[Record]) -> str:
 
 
 def choices_grid(evidence: Evidence) -> Grid:
-    """Return what the automatic choices of every method were."""
+    """Return the automatic choices of every method."""
     found = grouped(evidence.records, label, "method")
     lengths = {key: sorted({record["length"] for record in part}) for key, part in found.items()}
     rows = [
@@ -252,7 +252,7 @@ def choices_grid(evidence: Evidence) -> Grid:
     ]
     return Grid(
         "Methods as chosen",
-        "options: arguments of Llama beside the method",
+        "options: arguments of Llama in addition to the method",
         ["Method", "chosen", "lengths", "options"],
         rows,
     )

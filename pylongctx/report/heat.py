@@ -1,4 +1,4 @@
-"""Needle heat maps as they are published: length to the right, depth downward, red to green."""
+"""Needle heat maps in the common form: length to the right, depth downward, red to green."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLUMNS = 4  # most panels beside each other
+COLUMNS = 4  # maximum panels in a row
 PANEL = (3.6, 2.7)  # inches
-STEP = 10  # percent: depths that are random are put together
+STEP = 10  # percent: bins of random depths
 SMALL = 8  # points
 MISSING = "#eeeeee"
 
 
 def depth_of(record: Record) -> float:
-    """Return the depth of a needle or a pass key in percent, a pass key's rounded."""
+    """Return the depth of a needle or a pass key in percent, rounded for a pass key."""
     if "depth_percent" in record:
         return float(record["depth_percent"])
     return float(STEP * round(100 * record["depth"] / STEP))
 
 
 def is_grid(records: Sequence[Record]) -> bool:
-    """Return whether most depths are there at most lengths, so that a map shows more than gaps."""
+    """Return True if most depths exist at most lengths, so that a map is not mostly gaps."""
     if not any(name in records[0] for name in ("depth", "depth_percent")):
         return False
     filled = grouped(records, depth_of, "length")
@@ -41,14 +41,14 @@ def is_grid(records: Sequence[Record]) -> bool:
 
 
 def depths_of(records: Sequence[Record]) -> list[float]:
-    """Return the depths of the rows: those of the needles, or steps through all of the text."""
+    """Return the depths of the rows: those of the needles, or equal steps through the text."""
     if "depth_percent" in records[0]:
         return sorted({depth_of(record) for record in records})
     return [float(depth) for depth in range(0, 101, STEP)]
 
 
 def cells(records: Sequence[Record], depths: Sequence[float], lengths: Sequence[int]) -> NDArray[np.float64]:
-    """Return the mean scores, float64 [depth, length], nan where there is none."""
+    """Return the mean scores, float64 [depth, length], NaN if there is none."""
     found = grouped(records, depth_of, "length")
     rows = [[mean(map(score, found[d, n])) if (d, n) in found else np.nan for n in lengths] for d in depths]
     return np.array(rows)
@@ -93,7 +93,7 @@ def _label(axes: Axes, name: str, depths: Sequence[float], lengths: Sequence[int
 
 
 def _mark(axes: Axes, trained: int, lengths: Sequence[int]) -> None:
-    """Draw the line behind the last length that is not longer than the trained one."""
+    """Draw the line after the last length within the trained one."""
     at = sum(length <= trained for length in lengths) - 0.5
     if -0.5 < at < len(lengths) - 0.5:
         axes.axvline(at, color="black", linewidth=2.6)

@@ -1,4 +1,4 @@
-"""A report as Markdown with pictures beside it, and as one HTML file that needs nothing else."""
+"""A report as Markdown with plots in separate files, and as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pylongctx.report.pictures import pictures
 from pylongctx.report.records import Evidence, is_embedded, load
 
 NAME = "report"
-TITLE = "Long context: what was measured"
+TITLE = "Long context: results"
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 2rem 0; font-variant-numeric: tabular-nums; display: block;
@@ -43,7 +43,7 @@ class Shown:
         return f"![{self.caption.partition('.')[0]}]({self.png.relative_to(folder).as_posix()})\n\n*{self.caption}*"
 
     def html(self) -> str:
-        """Return it as HTML that holds the SVG."""
+        """Return it as HTML with the embedded SVG."""
         data = b64encode(self.svg.read_bytes()).decode()
         short = escape(self.caption.partition(".")[0])
         image = f'<img alt="{short}" src="data:image/svg+xml;base64,{data}">'
@@ -56,9 +56,9 @@ def write_report(folder: str | Path, out: str | Path | None = None, draw: bool =
     Parameters
     ----------
     out : str or Path or None
-        ``NAME.md`` or ``NAME.html``: both are written, the pictures in a folder NAME. None: ``report`` in the folder.
+        ``NAME.md`` or ``NAME.html``: both are written, with plots in a folder NAME. None: ``report`` in the folder.
     draw : bool
-        Whether there are pictures.
+        Whether to draw plots.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _draw(evidence: Evidence, stem: Path) -> Iterator[Shown]:
 
 
 def _facts(evidence: Evidence) -> list[str]:
-    """Return how the records were made, and what is missing, as lines."""
+    """Return lines about the origin of the records and about failures."""
     names = {"command": "Command", "machine": "Machine", "version": "pylongctx"}
     lines = [f"{text}: {evidence.about[key]}" for key, text in names.items() if key in evidence.about]
     lines += [f"Model: {model}, trained on {evidence.trained(model) or 'unknown'} tokens" for model in evidence.models]

@@ -1,4 +1,4 @@
-"""Pictures of records: each is drawn when there is something to draw, and has a caption."""
+"""Plots of records, each with a caption, if there is data for it."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ WIDTH, HEIGHT, LEGEND = 5.6, 4.2, 2.6  # inches of a panel and of the legend
 ENTRY = 0.18  # inches of a line of the legend
 SMALL = 8  # points
 MARKERS = "os^Dv<>pP*Xhd"
-LARGEST, SMALLEST = 10.0, 4.0  # points of the first and last method's marker, so that none hides those below
-MOST_MARKERS = 12  # of a line
-DODGE = 0.006  # by which methods stand beside each other, of a length, where their values are equal
+LARGEST, SMALLEST = 10.0, 4.0  # marker sizes of the first and last method in points, so that none hides another
+MOST_MARKERS = 12  # maximum markers of a line
+DODGE = 0.006  # offset of methods with equal values, as a fraction of the length
 MIB = 2**20
 Line = tuple[Sequence[float], Sequence[float]]
-Drawn = tuple[str, str, list[Record], "Figure"]  # a name, what is shown, of which records
+Drawn = tuple[str, str, list[Record], "Figure"]  # name, description, records, figure
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, the stem of its files, and what it shows."""
+    """A figure, the stem of its files, and its caption."""
 
     name: str
     caption: str
@@ -56,7 +56,7 @@ class Picture:
 
 
 def pictures(evidence: Evidence) -> Iterator[Picture]:
-    """Yield the pictures for which there are records of one model."""
+    """Yield the plots for the records of one model."""
     for name, what, records, figure in _figures(evidence):
         yield Picture(_stem(evidence, name), caption(what, Evidence(records, evidence.about)), figure)
     for record in _mapped(evidence.records):
@@ -65,12 +65,12 @@ def pictures(evidence: Evidence) -> Iterator[Picture]:
 
 
 def _stem(evidence: Evidence, name: str) -> str:
-    """Return a name of files without spaces and slashes, which labels of methods have."""
+    """Return a file name without the spaces and slashes of method labels."""
     return f"{evidence.models[0].removesuffix('.gguf')}-{re.sub('[ /]', '-', name)}"
 
 
 def caption(what: str, evidence: Evidence) -> str:
-    """Return what a picture shows, of which model and methods, and the command that made the records."""
+    """Return the caption of a plot: content, model, methods, and the command of the records."""
     model, trained = evidence.models[0], evidence.trained(evidence.models[0])
     known = f", trained on {trained} tokens" if trained else ""
     command = evidence.about.get("command")
@@ -85,7 +85,7 @@ def _figures(evidence: Evidence) -> Iterator[Drawn]:
     for task, found in by_task.items():
         if _several(found, "length"):
             figure = curves(found, mean_score, f"{task}: right, %", trained, limits=(-4, 104))
-            yield f"accuracy-{task}", f"Accuracy of {task} against length", found, figure
+            yield f"accuracy-{task}", f"Accuracy of {task} by length", found, figure
         if is_grid(found):
             what = f"Score of {task} by depth and length; the dashed line is the trained length"
             yield f"depths-{task}", what, found, heat_map(found, trained)
@@ -94,7 +94,7 @@ def _figures(evidence: Evidence) -> Iterator[Drawn]:
     for task, found in by_task.items():
         if len(labels(found)) > 1:
             longest, last = _longest(found)
-            what = f"Score of {task} against KV memory at {longest} tokens; the line joins what nothing else beats"
+            what = f"Score of {task} by KV memory at {longest} tokens; the line is the Pareto frontier"
             yield f"frontier-{task}", what, last, frontier(last, task)
 
 
@@ -103,7 +103,7 @@ def _several(records: Sequence[Record], key: str) -> bool:
 
 
 def _longest(records: Sequence[Record]) -> tuple[int, list[Record]]:
-    """Return the longest length and the records of it."""
+    """Return the longest length and its records."""
     longest = max(record["length"] for record in records)
     return longest, [record for record in records if record["length"] == longest]
 
@@ -114,7 +114,7 @@ def _perplexities(records: Sequence[Record], trained: int | None) -> Iterator[Dr
         name = way.replace(", stride ", "-")
         if _several(found, "length"):
             figure = curves(found, perplexity, f"perplexity ({way})", trained, log=True)
-            yield f"perplexity-{name}", f"Perplexity ({way}) against length", found, figure
+            yield f"perplexity-{name}", f"Perplexity ({way}) by length", found, figure
         if "curve" in found[0]:
             longest, last = _longest(found)
             what = f"Perplexity by position in texts of {longest} tokens"
@@ -125,13 +125,13 @@ def _costs(records: Sequence[Record], trained: int | None) -> Iterator[Drawn]:
     timed = [record for record in records if "token_seconds" in record]
     if _several(timed, "length"):
         figure = curves(timed, lambda part: 1000 * mean_of("token_seconds")(part), "ms per token", trained, zero=True)
-        yield "time", "Time of a generated token against length", timed, figure
+        yield "time", "Time per generated token by length", timed, figure
         figure = curves(timed, mean_of("prompt_per_second"), "prompt, tokens per second", trained, zero=True)
-        yield "prompt", "Speed of reading a prompt against length", timed, figure
+        yield "prompt", "Prefill speed by length", timed, figure
     held = [record for record in records if "kv_bytes" in record]
     if _several(held, "length"):
         figure = curves(held, lambda part: mean_of("kv_bytes")(part) / MIB, "KV memory, MiB", trained, zero=True)
-        yield "memory", "KV memory against length", held, figure
+        yield "memory", "KV memory by length", held, figure
 
 
 # ---- lines ----
@@ -147,7 +147,7 @@ def curves(
     zero: bool = False,
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """Return a value of all samples of a length against the length, a line per method, a panel per KV type."""
+    """Return a plot of a value by length, with a line per method and a panel per KV type."""
 
     def line(found: list[Record]) -> Line:
         parts = grouped(found, "length")
@@ -215,7 +215,7 @@ def _finite(values: Sequence[float]) -> list[float]:
 
 
 def _legend(figure: Figure, panels: list[Axes]) -> None:
-    """Put the names of all panels beside them, once each."""
+    """Add a legend with the names of all panels, once each."""
     entries: dict[str, Any] = {}
     for axes in panels:
         handles, names = axes.get_legend_handles_labels()
@@ -226,7 +226,7 @@ def _legend(figure: Figure, panels: list[Axes]) -> None:
 
 
 def styles_of(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Return how the lines of methods look: a color and a marker each, dashed where every token is read."""
+    """Return the line styles of methods: a color and a marker each, dashed if every token is read."""
     from matplotlib import colormaps
 
     palette: Any = colormaps["tab10"]
@@ -249,7 +249,7 @@ def styles_of(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
 
 def frontier(records: Sequence[Record], task: str) -> Figure:
-    """Return scores against KV bytes, a point per method; a line joins those that no other beats in both."""
+    """Return scores by KV bytes, with a point per method and a line for the Pareto frontier."""
     styles = styles_of(records)
     figure = new_figure(figsize=_size(1, len(labels(records))), layout="constrained")
     axes, points = figure.subplots(), []
@@ -273,7 +273,7 @@ def frontier(records: Sequence[Record], task: str) -> Figure:
 
 
 def unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points for which none has as high a value with less memory, ascending."""
+    """Return the points of the Pareto frontier, ascending in memory."""
     found: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
         if not found or y > found[-1][1]:
@@ -285,7 +285,7 @@ def unbeaten(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _mapped(records: Sequence[Record]) -> Iterator[Record]:
-    """Yield the record of each method and KV type that is drawn: its first one at its longest length."""
+    """Yield the record to draw for each method and KV type: the first one at the longest length."""
     for found in grouped([record for record in records if record["task"] == "chunks"], label).values():
         yield min(found, key=lambda record: (-record["length"], record["seed"], record["trial"]))
 
@@ -293,13 +293,13 @@ def _mapped(records: Sequence[Record]) -> Iterator[Record]:
 def _map_text(record: Record) -> str:
     return (
         f"Chunks that {label(record)} reads at {record['length']} tokens while it answers with a pass key, as in "
-        "LongHeads, figure 5. Each row is a head, layers upward; chosen is what a head reads for at least one token of "
-        "the answer without being made to; the red frame holds the pass key"
+        "LongHeads, figure 5. Each row is a head, layers upward; chosen chunks are read for at least one token of "
+        "the answer without being forced; the red frame marks the pass key"
     )
 
 
 def chunk_map(record: Record) -> Figure:
-    """Return which chunks the heads of every layer read for an answer."""
+    """Return the chunks that the heads of every layer read for an answer."""
     reads, forced = unpack(record)
     said = "right" if record["right"] else "wrong"
     title = f"{label(record)} at {record['length']} tokens: {len(record['positions'])} tokens of a {said} answer"

@@ -1,4 +1,4 @@
-"""The records of a folder, and what they are called in tables and pictures."""
+"""The records of a folder, and their labels in tables and plots."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pylongctx.methods import METHODS, Method, named
 from pylongctx.models import embedded_model
 
 RECORDS, ABOUT, FAILED = "records.jsonl", "about.json", "failed.json"
-SCORES = ("strict", "string_match", "score")  # the score that counts, by kind of task
+SCORES = ("strict", "string_match", "score")  # the relevant score, by kind of task
 READ_ALL = {name for name, method in METHODS.items() if method.reads_all}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a folder holds.
+    """The content of a folder.
 
     Attributes
     ----------
     records : list of dict
         One per sample.
     about : dict
-        How they were made: command, machine, trained length by model.
+        Metadata: command, machine, trained length by model.
     failed : list of dict
-        What was refused, with the reason.
+        Failures with their reasons.
     """
 
     records: list[Record]
@@ -40,26 +40,26 @@ class Evidence:
 
     @property
     def models(self) -> list[str]:
-        """The models, in order, the embedded one last."""
+        """The models in order, with the embedded one last."""
         return sorted(dict.fromkeys(record["model"] for record in self.records), key=is_embedded)
 
     def trained(self, model: str) -> int | None:
-        """Return the trained length of a model, None when it is not known."""
+        """Return the trained length of a model; None if unknown."""
         found: int | None = self.about.get("models", {}).get(model)
         return found
 
     def of(self, model: str) -> Evidence:
-        """Return what is there of one model."""
+        """Return the records of one model."""
         return Evidence([r for r in self.records if r["model"] == model], self.about, [])
 
 
 def is_embedded(model: str) -> bool:
-    """Return whether a model is the embedded one, whose numbers check the methods and are of no use beyond that."""
+    """Return True for the embedded model, whose numbers only verify the methods."""
     return model == embedded_model().name
 
 
 def load(folder: str | Path) -> Evidence:
-    """Return all records of a folder's ``.jsonl`` files, without those that two of them share.
+    """Return all records of a folder's ``.jsonl`` files without duplicates.
 
     Raises
     ------
@@ -69,13 +69,13 @@ def load(folder: str | Path) -> Evidence:
     files = sorted(Path(folder).glob("*.jsonl"))
     records = {name: record for file in files for name, record in Results(str(file)).records.items()}
     if not records:
-        raise ValueError(f"{folder} has no records; make some: pylongctx matrix FILE.toml --out {folder}")
+        raise ValueError(f"{folder} has no records; create them with pylongctx matrix FILE.toml --out {folder}")
     about = _json(folder, ABOUT, {})
     return Evidence(in_order(records.values(), about.get("methods", [])), about, _json(folder, FAILED, []))
 
 
 def in_order(records: Iterable[Record], names: Iterable[str]) -> list[Record]:
-    """Return records in the order of their methods' labels, which workers do not keep; unknown ones come last."""
+    """Return records sorted by the order of their methods' labels; unknown ones come last."""
     places = {name: place for place, name in enumerate(dict.fromkeys(names))}
     return sorted(records, key=lambda record: places.get(label(record), len(places)))
 
@@ -89,25 +89,25 @@ def _json(folder: str | Path, name: str, default: Any) -> Any:
 
 
 def label(record: Record) -> str:
-    """Return method, RoPE scaling, KV types and what a compression keeps; what is usual is left out."""
+    """Return method, RoPE scaling, KV types and compression ratio, leaving out defaults."""
     types, kept = kv_types(record), record.get("compress", 1)
     more = [types] * (types != "f16") + [f"{100 * kept:g}%"] * (kept < 1)
     return " ".join([method_name(record), *more])
 
 
 def method_name(record: Record) -> str:
-    """Return method and RoPE scaling: a scaling alone is of full attention."""
+    """Return method and RoPE scaling; a scaling alone implies full attention."""
     asked, rope = short(record["asked"]), record.get("rope", "")
     return (f"{asked}@{rope}" if rope else asked).removeprefix("full@")
 
 
 def kv_types(record: Record) -> str:
-    """Return the types of K and V, one word where they are equal."""
+    """Return the types of K and V, as one word if they are equal."""
     return "/".join(dict.fromkeys((record["type_k"], record["type_v"])))
 
 
 def short(spec: str) -> str:
-    """Return a spec string without the options that are as usual."""
+    """Return a spec string without options at their defaults."""
     method = named(spec)
     return "+".join(map(_short, method.parts)) if method else spec
 
@@ -119,17 +119,17 @@ def _short(part: Method) -> str:
 
 
 def is_full(record: Record) -> bool:
-    """Return whether every token is read, as the papers' groups of methods have it."""
+    """Return True if every token is read, as in the papers' groups of methods."""
     return record["asked"].split(",")[0] in READ_ALL and "+" not in record["asked"]
 
 
 def has_score(record: Record) -> bool:
-    """Return whether a record is of an answer."""
+    """Return True if a record has an answer."""
     return any(name in record for name in SCORES)
 
 
 def score(record: Record) -> float:
-    """Return the score that counts, 0 to 1."""
+    """Return the relevant score, 0 to 1."""
     return float(next(record[name] for name in SCORES if name in record))
 
 
@@ -137,7 +137,7 @@ def score(record: Record) -> float:
 
 
 def grouped(records: Iterable[Record], *keys: str | Callable[[Record], Any]) -> dict[Any, list[Record]]:
-    """Return records by a key, or a tuple of several, in the order of their first record."""
+    """Group records by a key or a tuple of keys, in the order of first records."""
     found: dict[Any, list[Record]] = {}
     for record in records:
         values = tuple(record[key] if isinstance(key, str) else key(record) for key in keys)
@@ -168,6 +168,6 @@ def mean_score(records: list[Record]) -> float:
 
 
 def labels(records: Iterable[Record]) -> list[str]:
-    """Return all labels, those that read every token first."""
+    """Return all labels, with those that read every token first."""
     found = {label(record): is_full(record) for record in records}
     return sorted(found, key=lambda name: not found[name])

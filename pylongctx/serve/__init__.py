@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server: one model, several sequences that are decoded together."""
+"""An OpenAI-compatible server: one model, several sequences decoded in common batches."""

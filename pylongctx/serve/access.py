@@ -1,4 +1,4 @@
-"""Who may ask: the names of this server, the origins of pages, the keys."""
+"""Access control: the names of this server, the origins of pages, API keys."""
 
 import hashlib
 import hmac
@@ -13,16 +13,16 @@ from pylongctx.serve.errors import ApiError
 from pylongctx.serve.service import Settings
 
 HEALTH = frozenset({"/health", "/v1/health"})
-OLLAMA = "/api/"  # begins the routes of its API
+OLLAMA = "/api/"  # prefix of the routes of its API
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-LOCAL = "localhost"  # stands for the origins of all pages of this machine
+LOCAL = "localhost"  # the origins of all pages of this machine
 LOCAL_PAGE = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
-# headers that a page of another site cannot send without asking this server first
+# headers that a page of another site cannot send without a CORS preflight
 TELLING = ("x-requested-with", "authorization", "x-api-key")
 
 
 class Access:
-    """What is asked of every request before it is answered.
+    """The access checks of every request.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Access:
         self._origins = frozenset(settings.cors_origins)
 
     def check(self, scope: Scope) -> str | None:
-        """Return who asks, None where all share one key or need none; ApiError when the request is not answered."""
+        """Return the owner of a request, None if all share one key or need none; ApiError when it is refused."""
         headers = Headers(scope=scope)
         if scope["path"] not in HEALTH:
             self._check_host(headers)
@@ -52,13 +52,13 @@ class Access:
         return hashlib.sha256(key).hexdigest()[:16] if len(self._keys) > 1 else None
 
     def _check_host(self, headers: Headers) -> None:
-        """Refuse names that are not this server's: by DNS rebinding a page of another site would be of the same one."""
+        """Refuse unknown Host names, since DNS rebinding could give a foreign page the same origin."""
         host = headers.get("host")
         if host is None or "*" in self._hosts:
             return
         name = _name(host)
         if not (_is_address(name) or name == "localhost" or name.endswith(".localhost") or name in self._hosts):
-            reason = f"this server is not known as {name!r}; --allowed-hosts {name} makes it so"
+            reason = f"this server does not accept the host name {name!r}; allow it with --allowed-hosts {name}"
             raise ApiError(403, "permission_error", reason, code="host_not_allowed")
 
     def _check_origin(self, headers: Headers) -> None:
@@ -68,11 +68,11 @@ class Access:
         if LOCAL in self._origins and LOCAL_PAGE.fullmatch(origin):
             return
         if urlsplit(origin).netloc != headers.get("host"):
-            reason = f"pages of {origin} may not use this server; --cors-origin {origin} lets them"
+            reason = f"pages of {origin} may not use this server; allow them with --cors-origin {origin}"
             raise ApiError(403, "permission_error", reason, code="origin_not_allowed")
 
     def _key(self, headers: Headers) -> bytes:
-        """Return the key that was sent, one of those that are known."""
+        """Return the API key of a request, which must be a known one."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = (key if scheme.lower() == "bearer" else headers.get("x-api-key", "")).strip().encode()
         if not any([hmac.compare_digest(given, known) for known in self._keys]):
@@ -82,19 +82,19 @@ class Access:
 
 
 def is_json(headers: Headers, path: str) -> bool:
-    """Return whether a body is said to be JSON; clients of Ollama that are no browser need not say it."""
+    """Return True if a body is declared as JSON; clients of Ollama other than browsers may omit it."""
     said = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
     return said or (path.startswith(OLLAMA) and not _is_browser(headers))
 
 
 def _is_browser(headers: Headers) -> bool:
-    """Return whether a page may have sent a request: no page can leave all of these headers out."""
+    """Return True if a page may have sent a request; browsers always send one of these headers."""
     told = any(name in headers for name in ("origin", "sec-fetch-site"))
     return told or headers.get("user-agent", "").startswith("Mozilla/")
 
 
 def _check_intent(headers: Headers, path: str) -> None:
-    """Refuse what a form or a page of another site can send without being asked for."""
+    """Refuse requests that a form or a page of another site can send without a CORS preflight."""
     if not (is_json(headers, path) or any(name in headers for name in TELLING)):
         kind = headers.get("content-type", "")
         reason = f"send the header Content-Type: application/json, not {kind!r}, or X-Requested-With"
@@ -110,7 +110,7 @@ def _name(host: str) -> str:
 
 
 def _is_address(name: str) -> bool:
-    """Return whether a host is an IP address: no page of another site has one that leads here."""
+    """Return True if a host is an IP address, which cannot be used for DNS rebinding."""
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""From a request for tokens to its response: the way that all routes share."""
+"""Answering requests for tokens, shared by all routes."""
 
 import threading
 import time
@@ -19,42 +19,42 @@ from pylongctx.serve.exchange import EventStream, Exchange
 from pylongctx.serve.service import Service
 from pylongctx.serve.ticket import Ticket
 
-MOST_PARTS = 1024  # completions that one request may ask for
-CLOSED = 499  # nobody is there to read this status; it is for the log
+MOST_PARTS = 1024  # maximum completions per request
+CLOSED = 499  # for the log only: the client is gone
 
 Make = Callable[..., Any]
-Chunks = AsyncIterator[tuple[int, Any]]  # (part, chunk); (-1, None) when nothing came for a while
+Chunks = AsyncIterator[tuple[int, Any]]  # (part, chunk); (-1, None) after a pause
 
 
 class Form(Protocol):
-    """How an API writes its answers.
+    """The form of an API's responses.
 
     Attributes
     ----------
     prefix : str
-        Begins the name of an answer.
+        Prefix of the ids of answers.
     """
 
     prefix: str
 
     @property
     def frames(self) -> type[EventStream]:
-        """How the events of a stream are sent."""
+        """How to send the events of a stream."""
 
     def whole(self, exchange: Exchange, found: list[Any]) -> Any:
-        """Return the answer from what the completions returned."""
+        """Return the response from the results of the completions."""
 
     def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[dict[str, Any] | None]:
         """Yield the events of a stream; None: still working."""
 
 
 class Once:
-    """What several threads need, and one of them makes.
+    """A value that several threads need and one of them creates.
 
     Parameters
     ----------
     make : callable
-        Makes it.
+        Creates it.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -63,7 +63,7 @@ class Once:
         self._made: Future[Any] = Future()
 
     def __call__(self) -> Any:
-        """Return it, or raise why it cannot be made."""
+        """Return the value, or raise the exception of its creation."""
         with self._lock:
             if not self._made.done():
                 try:
@@ -74,9 +74,9 @@ class Once:
 
 
 async def answer(service: Service, request: Request, body: Generate, makes: Sequence[Make], form: Form) -> Response:
-    """Answer with the completions that ``makes`` make of their tickets."""
+    """Answer with the completions of ``makes``, each called with its ticket."""
     if len(makes) > MOST_PARTS:
-        raise invalid(f"one request may ask for {MOST_PARTS} completions, not {len(makes)}", "prompt")
+        raise invalid(f"one request may have at most {MOST_PARTS} completions, not {len(makes)}", "prompt")
     if body.id_slot is not None and not -1 <= body.id_slot < service.host.n_seq:
         raise invalid(f"id_slot must be from 0 to {service.host.n_seq - 1}, or -1 for any", "id_slot")
     service.admit()
@@ -124,20 +124,20 @@ def _ticket(service: Service, exchange: Exchange, body: Generate, index: int, ow
 
 
 def seeded(given: dict[str, Any], index: int, default: int) -> dict[str, Any]:
-    """Return the arguments of a choice: of several with one seed, each has its own."""
+    """Return the arguments of a choice; several choices with one seed get different seeds."""
     seed = given.get("seed", default)
     return {**given, "seed": seed + index} if index and seed not in RANDOM_SEEDS else given
 
 
 class OpenAIForm:
-    """Completions and chat completions as OpenAI writes them, with llama-server's additions.
+    """Completions and chat completions in OpenAI's form, with llama-server's additions.
 
     Parameters
     ----------
     service : Service
         Has the names.
     body : Generate
-        What was asked.
+        The request.
     chat : bool
         Whether it is a chat.
     """
@@ -162,7 +162,7 @@ class OpenAIForm:
         return whole | named | {"usage": usage, "timings": exchange.timings(0)} | self._details(exchange, 0)
 
     async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[dict[str, Any] | None]:
-        """Yield the chunks of all completions; with ``include_usage``, the usage in a chunk of its own."""
+        """Yield the chunks of all completions; with ``include_usage``, the usage is in a separate chunk."""
         apart = self._body.stream_options is not None and self._body.stream_options.include_usage
         frame = {
             "id": exchange.id,
@@ -196,7 +196,7 @@ class OpenAIForm:
             yield {**frame, "choices": [], "usage": self._usage(exchange, usages), "timings": exchange.timings(0)}
 
     def _details(self, exchange: Exchange, index: int) -> dict[str, Any]:
-        """Return llama-server's object for who looks for a fault: the prompt as the model has read it."""
+        """Return llama-server's debug object with the rendered prompt."""
         job = exchange.parts[index][0].current
         if not (self._verbose and job):
             return {}
@@ -209,7 +209,7 @@ class OpenAIForm:
         return {"index": index, "finish_reason": None, "logprobs": None} | empty
 
     def _usage(self, exchange: Exchange, usages: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
-        """Return the sum; of several choices for one prompt, the first one has read it."""
+        """Return the sum; the prompt of several choices counts once."""
         readers = [i for i in usages if i % (self._body.n or 1) == 0] or list(usages)
         n_prompt = sum(usages[i]["prompt_tokens"] for i in readers)
         n_answer = sum(usage["completion_tokens"] for usage in usages.values())

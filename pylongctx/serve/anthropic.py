@@ -1,4 +1,4 @@
-"""From the messages of Anthropic's API to those of a chat."""
+"""Converting messages of Anthropic's API to those of a chat."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ DOCUMENT = {"type", "source", "title", "context", "citations", "cache_control"}
 
 
 def chat_messages(system: Any, messages: list[Any], unserved: Unserved) -> Iterator[Message]:
-    """Yield the messages of a chat; ApiError for what cannot be read."""
+    """Yield the messages of a chat; ApiError for unsupported content."""
     if system:
         yield {"role": "system", "content": text_of(system, TEXTS, "system")}
     for i, message in enumerate(messages):
@@ -31,7 +31,7 @@ def chat_messages(system: Any, messages: list[Any], unserved: Unserved) -> Itera
 
 
 def _asked(where: str, parts: list[Any]) -> Iterator[Message]:
-    """Yield the messages of a user's parts: texts, and each result of a tool as a message of its own."""
+    """Yield the messages of a user's parts: texts, and each tool result as a separate message."""
     texts: list[Any] = []
     for part in parts:
         if _kind(part) != "tool_result":
@@ -51,7 +51,7 @@ def _kind(part: Any) -> Any:
 
 
 def _read(parts: list[Any], where: str) -> str | list[Message]:
-    """Return texts as one, or where there are documents the parts of a chat."""
+    """Return joined texts, or chat parts if there are documents."""
     if not any(_kind(part) == "document" for part in parts):
         return text_of(parts, TEXTS, where)
     found: list[Message] = []
@@ -66,9 +66,9 @@ def _read(parts: list[Any], where: str) -> str | list[Message]:
 def _document(part: Mapping[str, Any], where: str) -> list[Message]:
     source, title = part.get("source"), part.get("title")
     if _kind(source) != "text" or not isinstance(source, Mapping) or not isinstance(source.get("data"), str):
-        raise invalid(f"{where}: of documents only those with a source of type text can be read", "messages")
+        raise invalid(f"{where}: only documents with a source of type text are supported", "messages")
     if unknown := part.keys() - DOCUMENT:
-        raise invalid(f"{where}: {min(unknown)} of a document is not served", "messages")
+        raise invalid(f"{where}: {min(unknown)} of a document is not supported", "messages")
     document = {"type": "document", "text": source["data"]}
     return [{"type": "text", "text": f"{title}\n"}, document] if title else [document]
 
@@ -93,12 +93,12 @@ def _result_part(part: Any, where: str) -> str:
 
 
 def _said(where: str, parts: list[Any], unserved: Unserved) -> Iterator[Message]:
-    """Yield the messages of an assistant's parts: results of tools that another server called end one."""
+    """Yield the messages of an assistant's parts; a result of a server tool ends a message."""
     own: list[Any] = []
     for part in parts:
         kind = str(_kind(part))
         if kind == "redacted_thinking":
-            unserved.note(f"{where}.redacted_thinking", f"{where}: redacted thinking is encrypted, and is left out")
+            unserved.note(f"{where}.redacted_thinking", f"{where}: redacted thinking is encrypted and left out")
         elif kind.endswith("_tool_result"):
             yield _answer(where, own)
             own = []
@@ -111,7 +111,7 @@ def _said(where: str, parts: list[Any], unserved: Unserved) -> Iterator[Message]
 
 
 def _readable(content: Any) -> Any:
-    """Return the content of a result without what only its author can read."""
+    """Return the content of a result without encrypted parts."""
     if isinstance(content, Mapping):
         return {name: _readable(value) for name, value in content.items() if not name.startswith("encrypted")}
     return [_readable(one) for one in content] if isinstance(content, list) else content
@@ -136,14 +136,14 @@ def _call(part: Mapping[str, Any]) -> Message:
 
 
 def chat_tools(tools: list[Any], unserved: Unserved) -> list[Message]:
-    """Return the tools that have a schema; others are the API's own, which a model here does not know."""
+    """Return the tools with a schema; others are built into Anthropic's API and unknown to the model."""
     return [_tool(tool) for i, tool in enumerate(tools) if _is_served(i, tool, unserved)]
 
 
 def _is_served(i: int, tool: Mapping[str, Any], unserved: Unserved) -> bool:
     kind = tool.get("type") or "custom"
     if kind != "custom":
-        unserved.note(f"tools[{i}]", f"tools[{i}]: type {kind!r} is not served, only custom tools are")
+        unserved.note(f"tools[{i}]", f"tools[{i}]: type {kind!r} is not supported, only custom tools are")
     return bool(kind == "custom")
 
 
@@ -160,6 +160,6 @@ def chat_choice(choice: Mapping[str, Any]) -> Message:
     named = {"type": "function", "function": {"name": choice.get("name")}}
     words: dict[Any, Any] = {"auto": "auto", "any": "required", "none": "none", "tool": named}
     if kind not in words:
-        raise invalid(f"tool_choice has type auto, any, tool or none, not {kind!r}", "tool_choice")
+        raise invalid(f"tool_choice must have type auto, any, tool or none, not {kind!r}", "tool_choice")
     alone = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
     return {"tool_choice": words[kind], **alone}

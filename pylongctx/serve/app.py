@@ -27,7 +27,7 @@ TYPES = {
     ".png": "image/png",
     ".webmanifest": "application/manifest+json",
 }
-HEADERS = {  # the page loads nothing from elsewhere, and is no part of another one
+HEADERS = {  # the page loads nothing from other sites and cannot be framed
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-cache",
@@ -35,7 +35,7 @@ HEADERS = {  # the page loads nothing from elsewhere, and is no part of another 
 
 
 def create_app(service: Service) -> FastAPI:
-    """Return the ASGI application of a service, which is closed with it."""
+    """Return the ASGI application of a service; its end closes the service."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -56,7 +56,7 @@ def create_app(service: Service) -> FastAPI:
 
 
 def enclose(app: FastAPI, service: Guarded) -> None:
-    """Add what every server has around its routes: the page, who may ask, and answers to what goes wrong."""
+    """Add the page, access control and error handling to the routes of a server."""
     settings = service.settings
     has_page = settings.page and settings.static_folder is None
     public = _add_page(app) if has_page else frozenset[str]()

@@ -1,4 +1,4 @@
-"""An answer as blocks: what was thought, what is said, which tools are called; for APIs that write it so."""
+"""Answers as blocks of reasoning, text and tool calls, for APIs with this form."""
 
 import json
 from abc import ABC, abstractmethod
@@ -18,9 +18,9 @@ class Block:
     kind : str
         ``thinking``, ``text`` or ``call``.
     index : int
-        Its place in the answer.
+        Its index in the answer.
     text : str
-        What it says; of a call its arguments.
+        Its text; for a call the arguments.
     id, name : str
         Of a call.
     """
@@ -33,7 +33,7 @@ class Block:
 
     @property
     def arguments(self) -> Any:
-        """The arguments of a call; an empty object when the answer was cut off in the middle of them."""
+        """The arguments of a call; an empty object if the answer was cut off inside them."""
         try:
             return json.loads(self.text)
         except ValueError:
@@ -41,7 +41,7 @@ class Block:
 
 
 class Blocks(ABC):
-    """Makes the events of a stream from the deltas of a chat completion; the blocks so far are ``blocks``."""
+    """Converts the deltas of a chat completion to events; ``blocks`` has the blocks so far."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -58,7 +58,7 @@ class Blocks(ABC):
                 yield from self._grown(self.blocks[-1], text)
 
     def finish(self) -> Iterator[Event]:
-        """Yield the events of the end of an answer, which has at least an empty text."""
+        """Yield the events at the end of an answer, which has at least an empty text."""
         if not self.blocks:
             yield from self._begun(("text",), {})
         yield from self.end()
@@ -69,7 +69,7 @@ class Blocks(ABC):
         yield from self._opened(self.blocks[-1])
 
     def end(self) -> Iterator[Event]:
-        """Yield the events of the end of the block that is open."""
+        """Yield the events at the end of the open block."""
         if self._key is not None:
             self._key = None
             yield from self._closed(self.blocks[-1])
@@ -84,7 +84,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def _closed(self, block: Block) -> Iterator[Event]:
-        """Yield the events of a block that is complete."""
+        """Yield the events of a complete block."""
 
 
 def blocks_of(message: Mapping[str, Any]) -> list[Block]:
@@ -113,12 +113,12 @@ def text_of(content: Any, kinds: tuple[str, ...], where: str) -> str:
     Raises
     ------
     ValueError
-        When a part is something else.
+        When a part has another kind.
     """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise ValueError(f"{where}: content must be a text or a list of parts, not {type(content).__name__}")
+        raise ValueError(f"{where}: content must be a string or a list of parts, not {type(content).__name__}")
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in kinds or not isinstance(part.get("text"), str):

@@ -1,4 +1,4 @@
-"""Bodies of requests: OpenAI's fields and llama-server's."""
+"""Request bodies with the fields of OpenAI and llama-server."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from pylongctx.serve.fields import Fields, Open, Unserved
 from pylongctx.serve.host import Host, Prompt
 from pylongctx.serve.shape import Shaped, as_schema, grammar_of
 
-# fields that create_completion and create_chat_completion take as they are
+# fields passed unchanged to create_completion and create_chat_completion
 SAMPLING = (
     "temperature",
     "top_p",
@@ -32,20 +32,20 @@ SAMPLING = (
     "grammar",
     *AnswerOptions.__annotations__,
 )
-# fields that a template reads
+# fields passed to templates
 TEMPLATE = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
 CHAT = ("messages", "logprobs", "top_logprobs", *TEMPLATE)
-TEMPERATURE = 0.8  # llama-server's, for chat too
+TEMPERATURE = 0.8  # llama-server's default, also for chats
 MOST_CHOICES = 64
 MOST_PROMPTS = 1024
-MOST_LIKELIEST = 100  # tokens whose log-probabilities are told for each token
+MOST_LIKELIEST = 100  # maximum log-probabilities per token
 MOST_STOP_TOKENS = 256
 NO_EFFORT = "none"  # of reasoning_effort
 NEVER = float("-inf")
 
 
 def _also(*names: str, **limits: Any) -> Any:
-    """Return an optional field with other programs' names beside Llama's."""
+    """Return an optional field that also accepts other programs' names."""
     return Field(None, validation_alias=AliasChoices(*names), **limits)
 
 
@@ -53,18 +53,18 @@ class StreamOptions(Open):
     """OpenAI's ``stream_options``."""
 
     include_usage: bool = False
-    include_obfuscation: bool = False  # there is none, which hides nothing
+    include_obfuscation: bool = False  # accepted, there is no obfuscation
 
 
 class Extension(BaseModel):
-    """Our own field ``longctx``."""
+    """The field ``longctx``, specific to this server."""
 
     model_config = ConfigDict(extra="forbid")
     trace: bool = False
 
 
 class Generate(Shaped):
-    """What all kinds of completions share; None is the default of Llama, or the server's own."""
+    """Fields of all kinds of completions; None is the default of Llama or of the server."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -111,7 +111,7 @@ class Generate(Shaped):
     longctx: Extension = Extension()
 
     def settle(self, unserved: Unserved) -> None:
-        """Leave out samplers that llama.cpp does not have, as llama-server does."""
+        """Ignore samplers unknown to llama.cpp, as llama-server does."""
         if isinstance(self.samplers, list):
             names = {one: sampler_name(one) for one in self.samplers}
             if missing := [one for one, name in names.items() if name is None]:
@@ -121,22 +121,22 @@ class Generate(Shaped):
     @field_validator("grammar", mode="before")
     @classmethod
     def _held(cls, value: Any) -> Any:
-        """Read an empty grammar as none: clients with a field for it send it so."""
+        """Treat an empty grammar as none, since some clients always send the field."""
         return None if value == "" else value
 
     @field_validator("dry_sequence_breakers", mode="before")
     @classmethod
     def _breakers(cls, value: Any) -> Any:
-        """Read a list that is written as JSON, as text-generation-webui's clients do."""
+        """Parse a list in JSON text, which text-generation-webui's clients send."""
         try:
             return json.loads(value) if isinstance(value, str) else value
         except ValueError:
-            raise ValueError("must be a list of strings, or one as JSON") from None
+            raise ValueError("must be a list of strings, or such a list as JSON text") from None
 
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _pairs(cls, value: Any) -> Any:
-        """Read OpenAI's object and llama-server's list of [token or text, bias], where false forbids the token."""
+        """Accept OpenAI's object and llama-server's list of [token or text, bias], where false forbids the token."""
         pairs = value.items() if isinstance(value, Mapping) else value
         if pairs is None:
             return None
@@ -145,7 +145,7 @@ class Generate(Shaped):
         return [_bias(pair) for pair in pairs]
 
     def sampling(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
-        """Return the arguments of Llama that were given, by the request or by the server."""
+        """Return the arguments of Llama set by the request or the server."""
         given = {name: getattr(self, name) for name in SAMPLING}
         if (shape := self.wanted()) is not None:
             given["grammar"] = grammar_of(*shape)
@@ -177,14 +177,14 @@ def as_prompts(value: Any, most: int = MOST_PROMPTS, name: str = "prompt") -> tu
     Raises
     ------
     ApiError
-        When it is something else.
+        When it has another form.
     """
     if isinstance(value, str | Mapping) or (isinstance(value, list) and any(_is_token(one) for one in value)):
         return [_one_prompt(value, name)], True
     if not isinstance(value, list) or not value:
-        raise invalid("a prompt is a text, a list of tokens, or a list of these; it must not be empty", name)
+        raise invalid("a prompt must be a text, a list of tokens, or a list of these, and not empty", name)
     if len(value) > most:
-        raise invalid(f"one request may have {most} prompts, not {len(value)}", name)
+        raise invalid(f"one request may have at most {most} prompts, not {len(value)}", name)
     return [_one_prompt(one, name) for one in value], False
 
 
@@ -192,17 +192,17 @@ def _one_prompt(value: Any, name: str) -> Prompt:
     if isinstance(value, Mapping):
         extra = {key for key, given in value.items() if key not in ("prompt_string", "content") and given}
         if extra:
-            raise invalid(f"a prompt's {', '.join(sorted(extra))} cannot be read, only text", name)
+            raise invalid(f"a prompt's {', '.join(sorted(extra))} is not supported, only text", name)
         value = value.get("prompt_string", _text_of(value.get("content")))
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(_is_token(one) or isinstance(one, str) for one in value):
         return value
-    raise invalid("a prompt is a text, or a list of tokens and texts", name)
+    raise invalid("a prompt must be a text, or a list of tokens and texts", name)
 
 
 def _text_of(content: Any) -> str | None:
-    """Return the text of content parts, None when they are something else."""
+    """Return the text of content parts; None for other values."""
     parts = content if isinstance(content, list) else [None]
     texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
     if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
@@ -247,7 +247,7 @@ class NativeBody(Generate):
 
 
 class InfillBody(NativeBody):
-    """POST /infill, of llama-server: the model writes what is between two texts."""
+    """POST /infill, of llama-server: the model writes the text between two texts."""
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -283,12 +283,12 @@ class ChatBody(Generate):
     parse_special: bool | None = None
 
     def effort_is_read(self, host: Host) -> bool:
-        """Return whether the template reads the effort; ``none`` turns thinking off for every template."""
+        """Return True if the template supports the effort; ``none`` turns reasoning off for every template."""
         known = "reasoning_effort" in host.templates.template.info["source"]
         return self.reasoning_effort in (None, NO_EFFORT) or known
 
     def template_arguments(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
-        """Return the arguments that tell a template what to write."""
+        """Return the arguments for the template."""
         more = {**defaults.get("chat_template_kwargs", {}), **(self.chat_template_kwargs or {})}
         if self.reasoning_effort not in (None, NO_EFFORT) and self.effort_is_read(host):
             more["reasoning_effort"] = self.reasoning_effort
@@ -299,19 +299,19 @@ class ChatBody(Generate):
 
     @model_validator(mode="after")
     def _schema_as_format(self) -> "ChatBody":
-        """Read a schema as ``response_format``: a model may think before its answer then."""
+        """Treat a schema as ``response_format``, so that a model may reason before its answer."""
         shape = self.wanted()
         if shape is None or shape[0] != "schema":
             return self
         if self.response_format is not None:
-            raise ValueError("response_format and another schema cannot both hold the answer")
+            raise ValueError("response_format cannot be combined with another schema")
         self.response_format = {"type": "json_schema", "json_schema": {"schema": as_schema(shape[1])}}
         self.json_schema = self.guided_json = self.structured_outputs = None
         return self
 
     @model_validator(mode="after")
     def _one_end(self) -> "ChatBody":
-        """Refuse two wishes that cannot both be."""
+        """Refuse two fields that exclude each other."""
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("add_generation_prompt and continue_final_message cannot both be true")
         return self

@@ -1,4 +1,4 @@
-"""What Ollama's clients are told of a model, read from its file."""
+"""Descriptions of models for Ollama's clients, read from their files."""
 
 import hashlib
 import math
@@ -15,7 +15,7 @@ from pylongctx._model_files import stats
 from pylongctx.serve.host import FILL, NEEDED
 
 Object = dict[str, Any]
-# GGUF's general.file_type, by the names that quantized files have
+# names of quantizations by GGUF's general.file_type
 KINDS = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1"},
     **{10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M"},
@@ -24,19 +24,19 @@ KINDS = {
     **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4"},
 }
 UNITS = ((1e9, "B", 1), (1e6, "M", 2), (1e3, "K", 0))  # of parameters, with decimals
-FOREVER = "9999-12-31T23:59:59Z"  # when a model is unloaded that stays
+FOREVER = "9999-12-31T23:59:59Z"  # the expiry of a model that stays loaded
 
 
 @dataclass(frozen=True)
 class Card:
-    """A model as its file describes it.
+    """The description of a model from its file.
 
     Attributes
     ----------
     size : int
         Bytes of all its files.
     modified : str
-        When the first one was written.
+        The time of the last write of the first file.
     digest : str
         Changes when a file is written or replaced.
     details : dict
@@ -44,7 +44,7 @@ class Card:
     info : dict
         The metadata; arrays are null.
     capabilities : list of str
-        What it can do, as far as the file says so.
+        Its capabilities, as far as the file shows them.
     """
 
     size: int
@@ -55,13 +55,13 @@ class Card:
     capabilities: list[str]
 
     def entry(self, name: str) -> Object:
-        """Return what lists of models have in common."""
+        """Return the fields that all lists of models share."""
         names = {"name": name, "model": name}
         return names | {"modified_at": self.modified, "size": self.size, "digest": self.digest, "details": self.details}
 
 
 def card_of(path: str) -> Card:
-    """Return the card of a GGUF file, the first of several; InvalidInput when it cannot be read."""
+    """Return the card of a GGUF file, or of a split model by its first file; InvalidInput when it is unreadable."""
     (found,) = stats([path])
     return _card(path, file_id(found))
 
@@ -111,19 +111,19 @@ def _capabilities(header: Header) -> list[str]:
 
 
 def _has(name: str, meta: Mapping[str, Any], spelled: set[Any]) -> bool:
-    """Return whether a vocabulary has a token to fill in."""
+    """Return True if a vocabulary has fill-in-the-middle tokens."""
     old, texts = FILL[name]
     known = any(f"tokenizer.ggml.{one}_token_id" in meta for one in (name, old))
     return known or any(text.encode() in spelled for text in texts)
 
 
 def thinks(template: str) -> bool:
-    """Return whether a chat template knows of thoughts."""
+    """Return True if a chat template supports reasoning."""
     return any(word in template for word in ("enable_thinking", "reasoning", "<think>", "thinking"))
 
 
 def count_text(n: int) -> str:
-    """Return a number of parameters as Ollama shortens it."""
+    """Return a number of parameters in Ollama's short form."""
     for unit, letter, decimals in UNITS:
         if n >= unit:
             return f"{n / unit:.{decimals}f}{letter}"
@@ -131,7 +131,7 @@ def count_text(n: int) -> str:
 
 
 def _value(value: Any) -> Any:
-    """Return a value as JSON has it; the long arrays of vocabularies stay in the file."""
+    """Return a JSON value; the long arrays of vocabularies become null."""
     if isinstance(value, list):
         return None
     if isinstance(value, float) and not math.isfinite(value):
@@ -140,7 +140,7 @@ def _value(value: Any) -> Any:
 
 
 def stamp(when: datetime) -> str:
-    """Return a time as Ollama writes it."""
+    """Return a time in Ollama's form."""
     return when.isoformat().replace("+00:00", "Z")
 
 

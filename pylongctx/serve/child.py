@@ -1,4 +1,4 @@
-"""A model in a process of its own, which serves it on a socket."""
+"""A model in its own process, which serves it on a socket."""
 
 import asyncio
 import os
@@ -21,13 +21,13 @@ from pylongctx.serve.errors import ApiError
 from pylongctx.serve.shelf import Source
 
 BACKLOG = 1024
-SLOW = 10.0  # seconds that a process has to end after its time of grace
-TOLD = 20  # last lines of a process that are kept
+SLOW = 10.0  # seconds for a process to exit after its grace period
+TOLD = 20  # number of last lines of a process to keep
 PAGE_SIZE = os.sysconf("SC_PAGESIZE")
 
 
 class Child:
-    """A model and the process that serves it, on a socket that only this user can reach.
+    """A model and the process that serves it, on a socket that only this user can access.
 
     Parameters
     ----------
@@ -36,24 +36,24 @@ class Child:
     address : str
         Path of the socket.
     words : sequence of str
-        Options of ``pylongctx serve``, for every model.
+        Options of ``pylongctx serve`` for every model.
     headers : mapping
-        Of requests that this program makes on its own: an API key.
+        Headers of this program's own requests: an API key.
 
     Attributes
     ----------
     http : httpx.AsyncClient
-        Asks the process.
+        The HTTP client for the process.
     status : str
-        ``unloaded``, ``loading`` or ``loaded``, as llama-server says it.
+        ``unloaded``, ``loading`` or ``loaded``, as in llama-server.
     info : dict
-        What ``/v1/models`` of the process says of the model, while it is loaded.
+        The entry of ``/v1/models`` of the process, while the model is loaded.
     exit_code : int or None
-        The exit status of the last process, when nobody had asked it to end.
+        The exit status of the last process, if it exited by itself.
     used : float
-        When the last request began or ended, by the monotonic clock.
+        Time of the start or end of the last request, by the monotonic clock.
     leaving : bool
-        The process ends as soon as its requests have.
+        Whether the process is to end once its requests have ended.
     """
 
     def __init__(self, source: Source, address: str, words: Sequence[str], headers: Mapping[str, str]) -> None:
@@ -61,7 +61,7 @@ class Child:
         self.words = ["serve", *words, "--model", source.word, "--alias", source.name]
         self._address = address
         self._headers = headers
-        # each request has a connection of its own, which cannot be a stale one
+        # each request has its own connection, which is never stale
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         transport = httpx.AsyncHTTPTransport(verify=False, uds=address, limits=limits)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
@@ -80,21 +80,21 @@ class Child:
 
     @property
     def status(self) -> str:
-        """The state of the process, which may have ended since."""
+        """The state of the process, which may have exited."""
         if self._status == "loaded" and self._process is not None and self._process.returncode is not None:
             self._ended(self._process.returncode)
         return self._status
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request uses the model."""
+        """True if no request uses the model."""
         return self._idle.is_set()
 
     @property
     def n_bytes(self) -> int:
-        """The memory that the model takes, or is expected to: its files, or what its process has held if more."""
+        """The actual or expected memory of the model: the size of its files, or of its process if that is more."""
         if self._process is not None and self._process.returncode is None:
-            with suppress(OSError, ValueError, IndexError):  # the process has ended, or there is no /proc
+            with suppress(OSError, ValueError, IndexError):  # the process has exited, or there is no /proc
                 pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
                 self._most_bytes = max(self._most_bytes, pages * PAGE_SIZE)
         return max(self.source.size, self._most_bytes)
@@ -106,18 +106,18 @@ class Child:
         self.used = time.monotonic()
 
     def release(self) -> None:
-        """Count a request no more."""
+        """Stop counting a request."""
         self._n_held -= 1
         self.used = time.monotonic()
         if not self._n_held:
             self._idle.set()
 
     async def ask(self, path: str) -> httpx.Response:
-        """Return the answer to a request of our own."""
+        """Return the response to an internal request."""
         return (await self.http.get(path, headers=self._headers)).raise_for_status()
 
     async def load(self) -> None:
-        """Start the process, and wait until it has loaded the model; ApiError with its last words when it ends."""
+        """Start the process, and wait until it has loaded the model; ApiError with its last output when it exits."""
         began, self._status = time.monotonic(), "loading"
         self.exit_code = None
         self._told.clear()
@@ -139,10 +139,10 @@ class Child:
             number = str(listener.fileno())
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "pylongctx", *self.words, "--socket", number),
-                stdin=asyncio.subprocess.PIPE,  # its end tells the process that this one is gone
+                stdin=asyncio.subprocess.PIPE,  # end of file tells the process that this one is gone
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(int(number),),
-                start_new_session=True,  # Ctrl-C is for this process, which ends the others
+                start_new_session=True,  # only this process handles Ctrl-C, and ends the others
             )
         self._reading = asyncio.ensure_future(self._read(self._process))
 
@@ -153,7 +153,7 @@ class Child:
         try:
             await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
-                with suppress(httpx.TransportError):  # the process is about to end
+                with suppress(httpx.TransportError):  # the process is about to exit
                     (self.info,) = ready.result().json()["data"]
                     return
             self._ended(await ended)
@@ -165,7 +165,7 @@ class Child:
         raise ApiError(500, "server_error", f"the model {self.source.name!r} cannot be loaded: {self.last_words}")
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Pass on what the process says, and keep the last lines."""
+        """Forward the output of the process, and keep its last lines."""
         assert process.stderr is not None
         rest = ""
         while data := await process.stderr.read(1 << 16):
@@ -180,21 +180,21 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """Why the process has ended, as far as it said so."""
+        """Why the process exited, as far as its output shows."""
         errors = [line for line in self._told if "error" in line.lower()] or [line for line in self._told if line]
         said = re.sub(r"^pylongctx: (error: )?", "", errors[-1]) if errors else ""
-        return said or f"its process has ended with exit status {self.exit_code}"
+        return said or f"its process ended with exit status {self.exit_code}"
 
     async def lost(self) -> ApiError:
-        """Return the error of a request whose process did not answer it."""
+        """Return the error for a request that the process did not answer."""
         name, process = self.source.name, self._process
         if process is not None:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(process.wait(), SLOW)
         if self.status == "loaded":
-            return ApiError(502, "server_error", f"the process of the model {name!r} has closed the connection")
+            return ApiError(502, "server_error", f"the process of the model {name!r} closed the connection")
         again = "the next request starts it again"
-        return ApiError(502, "server_error", f"the process of the model {name!r} has ended ({self._how()}); {again}")
+        return ApiError(502, "server_error", f"the process of the model {name!r} ended ({self._how()}); {again}")
 
     def _how(self) -> str:
         code = self.exit_code or 0
@@ -214,7 +214,7 @@ class Child:
             self.leaving = False
 
     async def end(self, grace: float) -> None:
-        """End the process, whose answers have some seconds."""
+        """End the process after a grace period for its answers."""
         process = self._process
         if process is not None and process.returncode is None:
             self._status = "unloaded"
@@ -234,6 +234,6 @@ class Child:
         await self._finish_reading()
 
     def _ended(self, code: int) -> None:
-        """Take note that the process has ended by itself."""
+        """Record that the process exited by itself."""
         self._status, self.exit_code, self.info = "unloaded", code, {}
-        LOG.warning("the process of the model %s has ended (%s)", self.source.name, self._how())
+        LOG.warning("the process of the model %s ended (%s)", self.source.name, self._how())

@@ -1,4 +1,4 @@
-"""Models in processes of their own, loaded when they are asked for and unloaded for others."""
+"""Models in their own processes, loaded on request and unloaded to make room for others."""
 
 import asyncio
 import tempfile
@@ -16,16 +16,16 @@ from pylongctx.serve.shelf import Source
 
 @dataclass(frozen=True)
 class Limits:
-    """How many models may be loaded at once.
+    """Limits on loaded models.
 
     Attributes
     ----------
     n : int
-        Models; 0: any number.
+        Maximum models; 0: no limit.
     memory : int
-        Bytes; 0: any number.
+        Maximum bytes; 0: no limit.
     grace : float
-        Seconds that the answers of a process have when it must end.
+        Seconds for the answers of a process that must end.
     """
 
     n: int = 0
@@ -34,18 +34,18 @@ class Limits:
 
 
 class Children:
-    """The processes of all models, as many at once as the limits allow.
+    """The processes of all models, within the limits.
 
     Parameters
     ----------
     words : sequence of str
-        Options of ``pylongctx serve``, for every model.
+        Options of ``pylongctx serve`` for every model.
     limits : Limits
-        How many.
+        The limits.
     keys : sequence of str
-        Keys of clients, which the processes read from a file: others can see their options.
+        API keys of clients, passed to processes in a file, since their options are visible to other users.
     slot_folder : Path or None
-        Where each model has a folder for sequences.
+        Folder with a subfolder per model for saved sequences.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Children:
             path.write_text("\n".join(keys), encoding="utf-8")
             self._words += ["--api-key-file", str(path)]
         self._children: dict[Source, Child] = {}
-        self._door = asyncio.Lock()  # one model is loaded or unloaded at a time; who came first goes first
+        self._door = asyncio.Lock()  # one model is loaded or unloaded at a time, in order of arrival
         self._opening: set[asyncio.Future[None]] = set()
 
     def of(self, source: Source) -> Child:
-        """Return the child of a model, which may not be loaded."""
+        """Return the child of a model, loaded or not."""
         if source not in self._children:
             address = f"{self._folder.name}/{len(self._children)}"
             own = ["--slot-save-path", str(self._slot_folder / source.name)] if self._slot_folder else []
@@ -73,12 +73,12 @@ class Children:
         return self._children[source]
 
     def loaded(self) -> list[Child]:
-        """Return the children whose models are loaded."""
+        """Return the children with loaded models."""
         return [child for child in self._children.values() if child.status == "loaded"]
 
     @asynccontextmanager
     async def using(self, source: Source) -> AsyncIterator[Child]:
-        """Load a model if it is not, and keep it while the block runs; ApiError when it cannot be."""
+        """Load a model if needed, and keep it loaded during the block; ApiError when it cannot be loaded."""
         child = self.of(source)
         if child.status == "loaded" and not child.leaving:
             child.hold()
@@ -90,7 +90,7 @@ class Children:
             child.release()
 
     async def unload(self, source: Source) -> None:
-        """Unload a model when no request uses it."""
+        """Unload a model once no request uses it."""
         async with self._door:
             await self.of(source).unload(self.limits.grace)
 
@@ -105,7 +105,7 @@ class Children:
         self._folder.cleanup()
 
     async def _open(self, child: Child) -> None:
-        """Load a model and hold it. A request that is gone while others make room for its model leaves them there."""
+        """Load and hold a model. If the request is cancelled, loading continues in the background."""
         await self._door.acquire()
         others: list[Child] = []
         try:
@@ -122,18 +122,18 @@ class Children:
         opening.add_done_callback(self._opening.discard)
         try:
             await asyncio.shield(opening)
-        except asyncio.CancelledError:  # the next request for the model finds it
+        except asyncio.CancelledError:  # the next request finds the model loaded
             opening.add_done_callback(partial(_let_go, child))
             raise
 
     async def _exchange(self, child: Child, others: list[Child]) -> None:
-        """Unload what no request uses, and load and hold a model."""
+        """Unload models to make room, then load and hold a model."""
         try:
             for other in others:
                 await other.end(self.limits.grace)
             if child.status != "loaded":
                 await child.load()
-                await self._make_room(child)  # now it is known what it takes
+                await self._make_room(child)  # now its actual memory is known
             child.hold()
         finally:
             self._leave(others)
@@ -144,7 +144,7 @@ class Children:
         self._door.release()
 
     async def _make_room(self, child: Child) -> None:
-        """Unload what does not fit beside a model; ApiError, and it is not loaded, when it does not fit itself."""
+        """Unload models that do not fit together with a model; ApiError if it does not fit alone."""
         try:
             for other in self._in_the_way(child):
                 await other.unload(self.limits.grace)
@@ -153,7 +153,7 @@ class Children:
             raise
 
     def _in_the_way(self, child: Child) -> list[Child]:
-        """Return what must be unloaded for a model: those that were used least recently, idle ones first.
+        """Return the models to unload for a model: idle ones first, then the least recently used.
 
         Raises
         ------
@@ -163,7 +163,7 @@ class Children:
         wanted, memory = child.n_bytes, self.limits.memory
         if memory and wanted > memory:
             name, sizes = child.source.name, f"{bytes_text(wanted)}, more than the {bytes_text(memory)}"
-            raise unavailable(f"the model {name!r} takes {sizes} of --models-memory: allow more")
+            raise unavailable(f"the model {name!r} takes {sizes} of --models-memory: increase it")
         others = [other for other in self.loaded() if other is not child]
         others.sort(key=lambda other: (not other.is_idle, other.used))
         found: list[Child] = []
@@ -178,6 +178,6 @@ class Children:
 
 
 def _let_go(child: Child, opening: "asyncio.Future[None]") -> None:
-    """Release a model whose request is gone, if it was loaded."""
+    """Release a model of a cancelled request, if it was loaded."""
     if not opening.cancelled() and opening.exception() is None:
         child.release()

@@ -1,27 +1,27 @@
-"""A connection whose client must send its request's head in time."""
+"""A connection with a time limit for the head of a request."""
 
 import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_PATIENCE = 20.0  # seconds from the first byte of a request, or the connection, to the end of its headers
+HEAD_PATIENCE = 20.0  # seconds from the connection, or the first byte of a request, to the end of its headers
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's HTTP protocol; it closes connections that keep it waiting for a request they have begun."""
+    """uvicorn's HTTP protocol with a timeout for unfinished requests."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for the first request."""
+        """Start the timeout of the first request."""
         super().connection_made(transport)
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Read on; who has begun a request has no more time for every further byte of its head."""
+        """Read data without extending the timeout for a started head."""
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_waiting()
@@ -29,7 +29,7 @@ class PatientProtocol(H11Protocol):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Cancel the timeout."""
         self._stop_waiting()
         super().connection_lost(exc)
 

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them."""
+"""Errors in OpenAI's form."""
 
 from typing import Any
 
@@ -9,22 +9,22 @@ RETRY_AFTER = {"Retry-After": "1"}
 
 
 class ApiError(Exception):
-    """A request that is answered with an error.
+    """A request that fails with an error response.
 
     Parameters
     ----------
     status : int
         The HTTP status.
     kind : str
-        OpenAI's or llama-server's name of such errors.
+        OpenAI's or llama-server's type of the error.
     message : str
         The reason and the way out.
     param, code : str or None
-        The field that is wrong, and a name for programs.
+        The invalid field, and an error code for programs.
     more : dict
-        More fields of the error.
+        Additional fields of the error.
     headers : dict
-        Of the response.
+        Headers of the response.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
-    """Return the error of a request that makes no sense."""
+    """Return the error of an invalid request."""
     return ApiError(400, "invalid_request_error", message, param)
 
 
 def unavailable(message: str) -> ApiError:
-    """Return the error of a server that cannot answer now."""
+    """Return the error of a temporarily unavailable server."""
     return ApiError(503, "unavailable_error", message, headers=RETRY_AFTER)
 
 
 def as_api_error(reason: BaseException) -> ApiError:
-    """Return what a client is told when a request fails with an exception."""
+    """Return the error for an exception of a request."""
     if isinstance(reason, ApiError):
         return reason
     if isinstance(reason, PromptTooLong):

@@ -1,4 +1,4 @@
-"""From worker threads, which run Llama's generators, to the event loop and the client."""
+"""Passing results from worker threads, which run Llama's generators, to the event loop and the client."""
 
 import asyncio
 import json
@@ -17,11 +17,11 @@ from pylongctx.engine.job import Cancelled, Job
 from pylongctx.serve.errors import ApiError, as_api_error
 from pylongctx.serve.ticket import Ticket
 
-MOST_QUEUED = 64  # chunks of an answer that wait for the client
-READER_PATIENCE = 60.0  # seconds that a client may take for what is sent to it
+MOST_QUEUED = 64  # maximum chunks waiting for the client
+READER_PATIENCE = 60.0  # seconds for a client to read what is sent
 LOG = logging.getLogger("uvicorn.error")
 
-Part = tuple[Ticket, Callable[[], Any]]  # a completion, and the call that makes it
+Part = tuple[Ticket, Callable[[], Any]]  # a completion, and the call that creates it
 
 
 class Exchange:
@@ -30,11 +30,11 @@ class Exchange:
     Parameters
     ----------
     id : str
-        The name of the answer.
+        The id of the answer.
     pool : Executor
         Threads that wait for the engine.
     n_threads : int
-        How many of them it may use at once.
+        How many of them it may use concurrently.
     """
 
     def __init__(self, id: str, pool: Executor, n_threads: int) -> None:
@@ -49,23 +49,23 @@ class Exchange:
         self.parts: list[Part] = []
 
     def cancel(self) -> None:
-        """Let all completions end."""
+        """Cancel all completions."""
         for ticket, _ in self.parts:
             ticket.cancel()
 
     def close(self) -> None:
-        """Let all completions end, and let go of them: they know this object, and hold memory of the library."""
+        """Cancel and release all completions, which refer to this object and hold memory of the library."""
         self.cancel()
         self.parts, self._closed = [], True
-        self._room.release(max(self._n_threads, 1))  # for those that wait to put something
+        self._room.release(max(self._n_threads, 1))  # wakes threads that wait in put
 
     def put(self, index: int, item: Any) -> None:
-        """Add something to the stream; from any thread."""
-        with suppress(RuntimeError):  # the loop is closed: the server has ended
+        """Add an item to the stream. Thread-safe."""
+        with suppress(RuntimeError):  # the loop is closed, the server has ended
             self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, item))
 
     def put_progress(self, index: int, timed: bool) -> Callable[[Job], None]:
-        """Return a function that adds the progress of a prompt, unless the client has not read what came before."""
+        """Return a function that adds the progress of a prefill, unless earlier items are still unread."""
 
         def add(job: Job) -> None:
             if self._queue.qsize() < MOST_QUEUED or not job.is_reading:
@@ -80,9 +80,9 @@ class Exchange:
         return job.timings() if job else {}
 
     async def results(self, receive: Receive) -> list[Any] | None:
-        """Run all calls and return what they return, None when the client went away meanwhile.
+        """Run all calls and return their results; None if the client disconnected.
 
-        The first call that fails ends the others.
+        The first failure cancels the other calls.
         """
         work = asyncio.gather(*(self._run(call) for _, call in self.parts), return_exceptions=True)
         gone: asyncio.Future[Any] = asyncio.ensure_future(until_gone(receive))
@@ -96,16 +96,16 @@ class Exchange:
                 self.cancel()
         found = await work
         failures = [one for one in found if isinstance(one, BaseException)]
-        failures.sort(key=lambda one: isinstance(one, Cancelled))  # the others only follow
+        failures.sort(key=lambda one: isinstance(one, Cancelled))  # prefer the original failure
         try:
             if failures and whole:
                 raise failures[0]
         finally:
-            del work, waited, failures  # they know this frame by the exception
+            del work, waited, failures  # breaks the reference cycle with this frame
         return found if whole else None
 
     async def chunks(self, iterators: list[Iterator[Any]], patience: float | None) -> AsyncIterator[tuple[int, Any]]:
-        """Yield (part, chunk) of all parts as they come, (-1, None) when nothing came for ``patience`` seconds."""
+        """Yield (part, chunk) of all parts as they come, (-1, None) after ``patience`` seconds without one."""
         feeds = [asyncio.ensure_future(self._run(self._feed, i, chunks)) for i, chunks in enumerate(iterators)]
         left = len(feeds)
         while left:
@@ -118,7 +118,7 @@ class Exchange:
                 try:
                     raise item
                 finally:
-                    del item  # which knows this frame
+                    del item  # breaks the reference cycle with this frame
             left -= item is None
             if item is None:
                 continue
@@ -135,7 +135,7 @@ class Exchange:
                 raise
 
     def _feed(self, index: int, chunks: Iterator[Any]) -> None:
-        """Put chunks, of which a client that reads slowly keeps few waiting."""
+        """Put chunks, blocking while too many wait for a slow client."""
         try:
             for chunk in chunks:
                 self._room.acquire()
@@ -154,16 +154,16 @@ async def until_gone(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """The chunks of an exchange as server-sent events, after which comes ``[DONE]``.
+    """The chunks of an exchange as server-sent events, followed by ``[DONE]``.
 
     Parameters
     ----------
     exchange : Exchange
-        Ends when the client goes away.
+        Cancelled when the client disconnects.
     events : async iterator
-        Objects that are sent as JSON; None is sent as a comment, which keeps the connection.
+        Objects to send as JSON; None is sent as a keep-alive comment.
     close : callable
-        Called at the end, whatever it was.
+        Called at the end in any case.
     """
 
     media_type = "text/event-stream"
@@ -177,9 +177,9 @@ class EventStream(Response):
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events; what is sent to a client that is gone is lost, and no error.
+        """Send the events; sending to a disconnected client is not an error.
 
-        A client that does not read for long is as good as gone.
+        A client that does not read for too long counts as disconnected.
         """
         watching = asyncio.ensure_future(self._watch(receive))
         try:
@@ -210,7 +210,7 @@ class EventStream(Response):
             yield self.end
 
     def line(self, event: dict[str, Any]) -> str:
-        """Return what is sent for an event."""
+        """Return the text of an event."""
         return f"data: {json.dumps(event)}\n\n"
 
     def failure(self, reason: ApiError) -> dict[str, Any]:
@@ -219,21 +219,21 @@ class EventStream(Response):
 
 
 class NamedEvents(EventStream):
-    """Events that are sent with the name that is their ``type``, as Anthropic's."""
+    """Events sent with their ``type`` as name, as in Anthropic's API."""
 
     end = ""
 
     def line(self, event: dict[str, Any]) -> str:
-        """Return an event behind its name."""
+        """Return an event preceded by its name."""
         return f"event: {event['type']}\n{super().line(event)}"
 
     def failure(self, reason: ApiError) -> dict[str, Any]:
-        """Return the event of an error, which has a type too."""
+        """Return the event of an error, which also has a type."""
         return {"type": "error"} | super().failure(reason)
 
 
 class JsonLines(EventStream):
-    """Objects a line each, as Ollama's; there are no comments, so that events are never None."""
+    """One object per line, as in Ollama's API, without comments, so that events are never None."""
 
     media_type = "application/x-ndjson"
     end = ""
@@ -243,5 +243,5 @@ class JsonLines(EventStream):
         return f"{json.dumps(event)}\n"
 
     def failure(self, reason: ApiError) -> dict[str, Any]:
-        """Return the object of an error, whose reason is a text."""
+        """Return the object of an error, with the reason as text."""
         return {"error": reason.error["message"]}

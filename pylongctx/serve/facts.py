@@ -1,4 +1,4 @@
-"""What a server tells about its model and itself."""
+"""Routes with information about the server and its model."""
 
 from functools import partial
 from typing import Any
@@ -25,25 +25,25 @@ def routes(service: Service) -> APIRouter:
     info = host.model.info
 
     async def ask(function: Any) -> Any:
-        """Return what a function finds between two steps of the engine."""
+        """Run a function between two steps of the engine and return its result."""
         return await service.between_steps(engine.call(function))
 
-    @router.get("/health", summary="Whether the server works; needs no key")
+    @router.get("/health", summary="Health of the server; needs no key")
     @router.get("/v1/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         service.check_engine()
         return {"status": "ok"}
 
-    @router.get("/v1/models", summary="The one model of this server")
+    @router.get("/v1/models", summary="The model of this server")
     @router.get("/models", include_in_schema=False)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}
 
-    @router.get("/v1/models/{name:path}", summary="A model by name; 404 for another one")
+    @router.get("/v1/models/{name:path}", summary="The model by name; 404 for other names")
     async def model(name: str) -> dict[str, Any]:
         if name not in (service.settings.alias, *service.settings.aliases):
             raise ApiError(
-                404, "not_found_error", f"this server has the model {service.settings.alias!r} only", "model"
+                404, "not_found_error", f"this server only has the model {service.settings.alias!r}", "model"
             )
         return _model(service)
 
@@ -65,7 +65,7 @@ def routes(service: Service) -> APIRouter:
             "build_info": service.fingerprint,
         }
 
-    @router.get("/slots", summary="What every sequence does and holds")
+    @router.get("/slots", summary="State and content of all sequences")
     async def slots() -> list[dict[str, Any]]:
         if not service.settings.slots:
             raise ApiError(501, "not_supported_error", "this server was started with --no-slots")
@@ -74,12 +74,12 @@ def routes(service: Service) -> APIRouter:
     @router.post("/slots/{seq}", summary="Erase a sequence; with --slot-save-path save or restore it: action=save")
     async def act(request: Request, seq: int, action: str = "erase") -> dict[str, Any]:
         if not 0 <= seq < host.n_seq:
-            raise invalid(f"sequences are 0 to {host.n_seq - 1}, not {seq}", "id_slot")
+            raise invalid(f"the sequence must be from 0 to {host.n_seq - 1}, not {seq}", "id_slot")
         owner = request.scope.get("owner")
         if action == "erase":
             return {"id_slot": seq, "n_erased": await service.between_steps(engine.erase(seq, owner))}
         if action not in ("save", "restore"):
-            raise invalid(f"action is erase, save or restore, not {action!r}", "action")
+            raise invalid(f"action must be erase, save or restore, not {action!r}", "action")
         files, body = SlotFiles(service, owner), await read(request, SlotBody)
         with service.admitted():
             return await (files.save if action == "save" else files.restore)(seq, body.filename or "")
@@ -159,6 +159,6 @@ def _longctx(service: Service, id: str | None) -> dict[str, Any]:
 
 
 def _rows(service: Service, slot: Slot) -> int:
-    """Return the rows that a sequence holds, of all layers and heads."""
+    """Return the KV entries that a sequence holds in all layers and heads."""
     info, context = service.host.model.info, slot.session.context
     return sum(context.n_held(slot.id, layer, head) for layer in range(info.n_layer) for head in range(info.n_head_kv))

@@ -1,4 +1,4 @@
-"""Reading the JSON of a request: its size in entries, and fields that are not served."""
+"""Parsing the JSON of a request: limits of its entries, and unsupported fields."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from pylongctx.serve import foreign
 from pylongctx.serve.access import is_json
 from pylongctx.serve.errors import ApiError, invalid
 
-# most entries of lists and objects, by field
+# maximum entries of lists and objects, by field
 MOST = {
     "messages": 8192,
     "tools": 1024,
@@ -31,15 +31,15 @@ MOST = {
     "documents": 1 << 20,
     "texts": 1 << 20,
 }
-MOST_PARTS = 65536  # content parts and tool calls of all messages
-MOST_STOP = 16384  # characters of all stop strings
-SHOWN = 60  # characters of a value in a message
+MOST_PARTS = 65536  # total content parts and tool calls of all messages
+MOST_STOP = 16384  # total characters of all stop strings
+SHOWN = 60  # characters of a value in error messages
 
-MOST_NAMED = 32  # fields without effect in a response
+MOST_NAMED = 32  # maximum fields without effect named in a response
 
 
 class Unserved:
-    """What a request asks for and does not get: an error, a response header and a line in the log, or nothing.
+    """Unsupported fields of a request: they cause an error, a response header and a log message, or nothing.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Unserved:
         self.found: dict[str, str] = {}
 
     def note(self, name: str, reason: str) -> None:
-        """Take note of a field without effect; ApiError where such fields are refused."""
+        """Record a field without effect; ApiError if such fields are refused."""
         name = name[:SHOWN]
         if self.policy == "refuse":
             raise invalid(reason, name)
@@ -68,11 +68,11 @@ class Fields(BaseModel):
     """The body of a request."""
 
     def settle(self, unserved: Unserved) -> None:
-        """Take note of values without effect, and drop them."""
+        """Record and drop values without effect."""
 
 
 class Open(BaseModel):
-    """An object inside a body; its fields that are not known have no effect."""
+    """An object inside a body, whose unknown fields have no effect."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -81,15 +81,15 @@ Body = TypeVar("Body", bound=Fields)
 
 
 async def read(request: Request, body: type[Body]) -> Body:
-    """Return the body of a request; ApiError when it is not what it should be."""
+    """Return the body of a request; ApiError when it is invalid."""
     return load(body, await json_of(request), request.scope["unserved"])
 
 
 async def json_of(request: Request) -> Any:
-    """Return the JSON of a request; ApiError when it is none, or is not said to be."""
+    """Return the JSON of a request; ApiError when it is not JSON, or not declared as JSON."""
     if not is_json(request.headers, request.url.path):
         kind = request.headers.get("content-type", "")
-        # a page of another site can send other types without asking this server first
+        # pages of other sites can send other types without a CORS preflight
         raise ApiError(415, "invalid_request_error", f"send the header Content-Type: application/json, not {kind!r}")
     try:
         return from_json(await request.body())
@@ -98,12 +98,12 @@ async def json_of(request: Request) -> Any:
 
 
 def load(body: type[Body], fields: Any, unserved: Unserved) -> Body:
-    """Return a body from its fields; ApiError names the first one that cannot be served."""
+    """Return a body from its fields; ApiError names the first unsupported one."""
     if not isinstance(fields, dict):
         raise invalid("the body must be a JSON object")
     names = _names(body)
     known = {name: field for field, all_names in names.items() for name in all_names}
-    given: dict[str, str] = {}  # the names that are used, by field
+    given: dict[str, str] = {}  # the names in use, by field
     for name, value in fields.items():
         if name not in known:
             _note_unknown(name, value, unserved)
@@ -114,22 +114,22 @@ def load(body: type[Body], fields: Any, unserved: Unserved) -> Body:
     for name, value in fields.items():
         first = given.get(known.get(name, ""), name)
         if name in known and value is not None and value != fields[first]:
-            unserved.note(name, f"{name}={_shown(value)} has no effect beside {first}={_shown(fields[first])}")
+            unserved.note(name, f"{name}={_shown(value)} has no effect together with {first}={_shown(fields[first])}")
     try:
         found = body.model_validate({name: fields[name] for name in given.values()})
     except ValidationError as reason:
         first_error = reason.errors(include_url=False, include_input=False)[0]
-        # a union names the alternative that did not fit after the field
+        # for a union, the alternative that did not match follows the field
         wrong = str(first_error["loc"][0]) if first_error["loc"] else None
         raise invalid(f"{wrong}: {first_error['msg']}" if wrong else first_error["msg"], wrong) from None
     for path in _unknown(found):
-        unserved.note(path, f"{path} is not served here")
+        unserved.note(path, f"{path} is not supported here")
     found.settle(unserved)
     return found
 
 
 def _names(body: type[BaseModel]) -> dict[str, list[str]]:
-    """Return the names of each field of a body, those that win first."""
+    """Return the names of each field of a body in order of precedence."""
     found = {}
     for name, field in body.model_fields.items():
         choices = getattr(field.validation_alias, "choices", ())
@@ -138,7 +138,7 @@ def _names(body: type[BaseModel]) -> dict[str, list[str]]:
 
 
 def _unknown(found: BaseModel, path: str = "") -> Iterator[str]:
-    """Yield the paths of fields that are not known, in the objects of a body."""
+    """Yield the paths of unknown fields in the objects of a body."""
     for name, value in found.model_extra.items() if found.model_extra else ():
         if value is not None:
             yield path + name
@@ -150,22 +150,22 @@ def _unknown(found: BaseModel, path: str = "") -> Iterator[str]:
 
 
 def _note_unknown(name: str, value: Any, unserved: Unserved) -> None:
-    """Take note of a field that a body does not have, unless its value asks for what is done anyway."""
+    """Record an unknown field, unless its value requests the existing behavior."""
     if value is None or name in foreign.LABELS:
         return
     if name in foreign.REFUSED:
         usual, reason = foreign.REFUSED[name]
         if not _is_one_of(value, usual):
-            raise invalid(f"{name}={_shown(value)} is not served: {reason}", name)
+            raise invalid(f"{name}={_shown(value)} is not supported: {reason}", name)
         return
     usual, reason = foreign.WITHOUT_EFFECT.get(name, ((), ""))
     if not _is_one_of(value, usual):
         shown = f"{name}={_shown(value)}" if name in foreign.WITHOUT_EFFECT else f"the field {name[:SHOWN]!r}"
-        unserved.note(name, f"{shown} is not served" + (f": {reason}" if reason else " here"))
+        unserved.note(name, f"{shown} is not supported" + (f": {reason}" if reason else " here"))
 
 
 def _is_one_of(value: Any, usual: tuple[Any, ...]) -> bool:
-    """Return whether a value is one of some; false is not 0."""
+    """Return True if a value is among others; false is not 0."""
     return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in usual)
 
 
@@ -184,7 +184,7 @@ def _check_length(name: str, value: Any) -> None:
 
 
 def _n_parts(message: Any) -> int:
-    """Return how many parts a message has, those of its parts included."""
+    """Return how many parts a message has, including nested ones."""
     lists = [value for value in message.values() if isinstance(value, list)] if isinstance(message, Mapping) else []
     return sum(len(value) + sum(map(_n_parts, value)) for value in lists)
 

@@ -1,10 +1,10 @@
-"""Fields of other programs' requests that this server does not have: the values without effect, and the reasons."""
+"""Fields of other servers' APIs that are not supported: values without effect, and reasons."""
 
 from typing import Any
 
 Known = dict[str, tuple[tuple[Any, ...], str]]
 
-# fields that ask for nothing: clients send them for their own records
+# fields that request nothing: clients send them for their own records
 LABELS = frozenset(
     """
     model user metadata cache_control safety_identifier prompt_cache_key client_metadata prompt_cache_retention
@@ -13,15 +13,15 @@ LABELS = frozenset(
     """.split()
 )
 
-NOT_STORED = "nothing is stored here, send the whole conversation"
-# (values that ask for what is done anyway, reason) of fields without which the answer would be another request's
+NOT_STORED = "the server stores nothing, send the whole conversation"
+# (values that request the existing behavior, reason) of fields that would change the answer
 REFUSED: Known = {
-    "background": ((False,), "a response is written while its client waits"),
-    "best_of": ((1,), "ask for n answers, and choose one"),
+    "background": ((False,), "responses are generated while the client waits"),
+    "best_of": ((1,), "request n answers and choose one"),
     "conversation": ((), NOT_STORED),
-    "image_data": (([],), "pictures cannot be read"),
+    "image_data": (([],), "images are not supported"),
     "lora": (([],), "adapters are chosen when the server starts, with --lora"),
-    "mcp_servers": (([],), "the server calls no tools, its clients do"),
+    "mcp_servers": (([],), "clients call tools, not the server"),
     "modalities": ((["text"],), "answers are text"),
     "n_keep": ((0,), "only /completion has it"),
     "post_sampling_probs": ((False,), "only /completion has it"),
@@ -31,16 +31,16 @@ REFUSED: Known = {
 NO_SAMPLER = "llama.cpp has no such sampler"
 ONE_MODEL = "the server was started with its context; --ctx-size sets it"
 SPEED = "it changes the speed, not the answer"
-# (values that ask for what is done anyway, reason) of fields that are named, and have no effect
+# (values that request the existing behavior, reason) of fields that are reported and have no effect
 WITHOUT_EFFECT: Known = {
     # OpenAI, Anthropic
-    "context_management": (([], {}, {"edits": []}), "messages are used as they were sent"),
-    "include": (([],), "responses have all that there is"),
+    "context_management": (([], {}, {"edits": []}), "messages are used unchanged"),
+    "include": (([],), "responses always include everything"),
     "service_tier": (("auto", "default", "standard_only"), ""),
     "speed": (("standard",), ""),
     "store": ((False,), "nothing is stored here"),
-    "truncation": (("disabled",), "--overflow says what leaves a full context"),
-    "verbosity": (("medium",), "the model is not asked for it"),
+    "truncation": (("disabled",), "--overflow sets what is evicted from a full context"),
+    "verbosity": (("medium",), "the prompt does not contain it"),
     "web_search_options": (({},), "the server does not search"),
     # llama-server
     "backend_sampling": ((False,), SPEED),
@@ -58,8 +58,8 @@ WITHOUT_EFFECT: Known = {
     "detokenize": ((True,), ""),
     "include_stop_str_in_output": ((False,), ""),
     "length_penalty": ((1,), "there is no beam search"),
-    "priority": ((0,), "requests are served in their order"),
-    "skip_special_tokens": ((True,), "special tokens have no text in answers"),
+    "priority": ((0,), "requests are processed in order"),
+    "skip_special_tokens": ((True,), "special tokens are not part of the text"),
     "spaces_between_special_tokens": ((True,), ""),
     "use_beam_search": ((False,), "there is no beam search"),
     # Ollama
@@ -103,7 +103,7 @@ WITHOUT_EFFECT: Known = {
     "tfs": ((1,), "llama.cpp removed it"),
     "tfs_z": ((1,), "llama.cpp removed it"),
     "top_a": ((0,), NO_SAMPLER),
-    "trim_stop": ((True,), "stop strings are never a part of an answer"),
+    "trim_stop": ((True,), "stop strings are never part of an answer"),
     "truncation_length": ((), ONE_MODEL),
     "use_default_badwordsids": ((False,), "logit_bias forbids tokens"),
 }

@@ -1,4 +1,4 @@
-"""What every request passes: who may ask, the limits of its size and its time, the count of answers."""
+"""Middleware for all requests: access control, limits of size and time, and counts."""
 
 import asyncio
 import logging
@@ -18,23 +18,23 @@ from pylongctx.serve.fields import MOST_NAMED, Unserved
 from pylongctx.serve.metrics import Answers
 from pylongctx.serve.service import Settings
 
-CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
-BODIES = 8  # largest bodies that all requests together may hold
+CLOSE = {"Connection": "close"}  # the rest of the body is not read
+BODIES = 8  # total size of all bodies, in multiples of the largest one
 UNSERVED = b"x-unserved-fields"
-MOST_WARNED = 256  # fields in the log
-SLOWEST = 64 << 10  # bytes a second that a body must come with, after the first seconds
+MOST_WARNED = 256  # maximum different fields in the log
+SLOWEST = 64 << 10  # minimum bytes per second of a body, after the first seconds
 LOG = logging.getLogger("uvicorn.error")
 
 
 class Guarded(Protocol):
-    """A server behind a gate.
+    """A server protected by a gate.
 
     Attributes
     ----------
     settings : Settings
-        Who may ask, and the limits of requests.
+        Access control and limits of requests.
     answers : Answers
-        Counts them.
+        Counts answers.
     """
 
     settings: Settings
@@ -42,12 +42,12 @@ class Guarded(Protocol):
 
 
 class Gate:
-    """ASGI middleware around the application, which makes answers of its exceptions.
+    """ASGI middleware around the application, which also turns its exceptions into responses.
 
     Parameters
     ----------
     app : ASGI application
-        Answers what passes.
+        Handles accepted requests.
     service : Guarded
         Has the limits, the keys and the counts.
     public : frozenset of str
@@ -58,11 +58,11 @@ class Gate:
         self._app = app
         self._service = service
         self._access = Access(service.settings, public)
-        self._n_held = 0  # bytes of bodies of all requests
-        self._warned: set[str] = set()  # fields that the log names
+        self._n_held = 0  # total bytes of request bodies
+        self._warned: set[str] = set()  # fields that were logged
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or let the application answer it; ``scope["owner"]`` is who asks."""
+        """Answer a request, or pass it to the application; ``scope["owner"]`` is its owner."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -87,7 +87,7 @@ class Gate:
             error = as_api_error(reason)
             if error.status == 500:
                 LOG.exception("%s %s", scope["method"], scope["path"])
-            clear_frames(reason.__traceback__)  # they hold the request, and memory of the library
+            clear_frames(reason.__traceback__)  # frees the request, and memory of the library
             await as_response(error, scope["path"])(scope, receive, counting)
         finally:
             self._n_held -= held[0]
@@ -95,7 +95,7 @@ class Gate:
             self._service.answers.add(route, status, time.monotonic() - began)
 
     def _names(self, unserved: dict[str, str]) -> bytes:
-        """Return the names of fields that have no effect, and write each to the log the first time."""
+        """Return the names of fields without effect, and log each of them once."""
         names = list(unserved)[:MOST_NAMED]
         new = [name for name in names if name not in self._warned]
         if new and len(self._warned) < MOST_WARNED:
@@ -104,9 +104,9 @@ class Gate:
         return ", ".join(quote(name, safe=" ._-[]") for name in names).encode()
 
     async def _with_body(self, headers: Headers, receive: Receive, held: list[int]) -> Receive:
-        """Read the body as far as it is allowed to be; returns a function that receives it again.
+        """Read the body up to its limit; returns a function that replays it.
 
-        ``held`` gets the bytes, of which all requests together may hold as many as some bodies have.
+        ``held`` counts the bytes, whose total over all requests is limited.
         """
         most, patience = self._service.settings.n_body, self._service.settings.body_patience
         size = headers.get("content-length", "0")
@@ -126,9 +126,9 @@ class Gate:
             self._n_held += len(parts[-1])
             n, more = held[0], message.get("more_body", False)
             if self._n_held > BODIES * most:
-                raise unavailable("the requests of all clients together are too large now")
+                raise unavailable("the requests of all clients together are too large now, try again later")
         if n > most:
-            reason = f"the request is larger than {most} bytes (--max-body allows more)"
+            reason = f"the request is larger than {most} bytes (--max-body sets the limit)"
             raise ApiError(413, "invalid_request_error", reason, code="request_too_large")
         return _again([{"type": "http.request", "body": b"".join(parts), "more_body": False}], receive)
 
@@ -141,6 +141,6 @@ def _again(messages: list[Message], receive: Receive) -> Receive:
 
 
 def as_response(reason: ApiError, path: str) -> JSONResponse:
-    """Return the response of an error, as the clients of a path read it: those of Ollama want a text."""
+    """Return the response of an error in the form of the path's API; Ollama's clients expect a text."""
     told = reason.error["message"] if path.startswith(OLLAMA) else reason.error
     return JSONResponse({"error": told}, reason.status, reason.headers)

@@ -1,4 +1,4 @@
-"""The routes that make tokens."""
+"""The routes that generate tokens."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,12 +38,12 @@ def routes(service: Service) -> APIRouter:
         body = await read(request, ChatBody)
         return await answer(service, request, body, chats(service, request, body), OpenAIForm(service, body, chat=True))
 
-    @router.post("/v1/chat/completions/input_tokens", summary="The tokens of a conversation")
+    @router.post("/v1/chat/completions/input_tokens", summary="Count the tokens of a conversation")
     @router.post("/chat/completions/input_tokens", include_in_schema=False)
     async def count(request: Request) -> dict[str, int]:
         return await count_tokens(service, request, await read(request, ChatBody))
 
-    @router.post("/completion", summary="Continue a text or several, as llama-server's own clients ask")
+    @router.post("/completion", summary="Continue a text or several, in llama-server's form")
     @router.post("/completions", include_in_schema=False)
     async def continue_(request: Request) -> Response:
         body = await read(request, NativeBody)
@@ -54,7 +54,7 @@ def routes(service: Service) -> APIRouter:
         ]
         return await answer(service, request, body, makes, native.NativeForm(service, body, single))
 
-    @router.post("/infill", summary="Write what is between two texts, for models that learned to")
+    @router.post("/infill", summary="Fill in the text between two texts, for models trained for it")
     async def infill(request: Request) -> Response:
         body = await read(request, InfillBody)
         given = Once(partial(body.sampling, settings.sampling, host))
@@ -67,9 +67,9 @@ def routes(service: Service) -> APIRouter:
 
 
 def chats(service: Service, request: Request, body: ChatBody) -> list[Make]:
-    """Return what makes the answers of a chat."""
+    """Return the function that generates the answers of a chat."""
     if not body.effort_is_read(service.host):
-        reason = f"reasoning_effort={body.reasoning_effort!r} is not served: the model's chat template does not read it"
+        reason = f"reasoning_effort={body.reasoning_effort!r} is not supported by the model's chat template"
         request.scope["unserved"].note("reasoning_effort", reason)
     arguments = partial(body.arguments, service.settings.sampling, service.settings.template, service.host)
     given = Once(arguments)
@@ -88,7 +88,7 @@ async def count_tokens(service: Service, request: Request, body: ChatBody) -> di
 
 
 def rendering(service: Service, request: Request, body: ChatBody) -> Ticket:
-    """Return what renders the prompt that a chat would have."""
+    """Return the function that renders the prompt of a chat."""
     prefills, owner = service.prefills(body.continue_final_message), request.scope.get("owner")
     return Ticket(service.host, service.engine, prefills=prefills, owner=owner)
 
@@ -100,9 +100,9 @@ def _complete(prompt: Prompt, given: Given, index: int, suffix_first: bool, tick
 
 
 def _filled(host: Host, prompt: Prompt, wanted: Mapping[str, Any], suffix_first: bool) -> list[int]:
-    """Return the prompt of a text that is missing between two."""
+    """Return the prompt of a fill-in request."""
     if not isinstance(prompt, str) or wanted["echo"]:
-        raise invalid("with a suffix the prompt is a text, and there is no echo", "suffix")
+        raise invalid("with a suffix the prompt must be a text, and echo is not supported", "suffix")
     return native.infill_prompt(host, prompt, wanted["suffix"], suffix_first=suffix_first)
 
 

@@ -16,7 +16,7 @@ from pylongctx.store.library import Library
 
 Prompt = str | list[int | str]  # a text, or tokens with texts between them
 
-# tokens by which a model is told where something is missing: GGUF's names, and their texts in known vocabularies
+# fill-in-the-middle tokens: GGUF's names, and their texts in known vocabularies
 FILL = {
     "fim_pre": ("prefix", ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<PRE>", "<|code_prefix|>", "[PREFIX]")),
     "fim_suf": ("suffix", ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<SUF>", "<|code_suffix|>", "[SUFFIX]")),
@@ -24,7 +24,7 @@ FILL = {
     "fim_rep": ("", ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<reponame>")),
     "fim_sep": ("", ("<|file_sep|>", "<file_sep>")),
 }
-NEEDED = ("fim_pre", "fim_suf", "fim_mid")  # without these nothing can be filled in
+NEEDED = ("fim_pre", "fim_suf", "fim_mid")  # required to fill in
 
 
 class Host:
@@ -35,9 +35,9 @@ class Host:
     model_path : str
         GGUF file.
     n_seq : int
-        How many sequences.
+        Number of sequences.
     **arguments
-        As of ``Llama``, with its defaults.
+        Arguments of ``Llama``, with its defaults.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Host:
 
     def __init__(self, model_path: str, n_seq: int, **arguments: Any) -> None:
         if n_seq < 1:
-            raise ValueError(f"a server needs at least 1 sequence, not {n_seq}")
+            raise ValueError(f"a server needs at least 1 sequence, not {n_seq}: set -np")
         defaults = Llama.__init__.__kwdefaults__ or {}
         if unknown := arguments.keys() - defaults.keys():
             raise TypeError(f"Llama has no argument {', '.join(sorted(unknown))}")
@@ -64,7 +64,7 @@ class Host:
         self.verbose = self._opened.verbose
         self.last_n_tokens_size: int = given["last_n_tokens_size"]
         if not self._opened.verbose:
-            lib.lctx_log_set_level(0)  # llama.cpp calls it an error that a client went away; others become exceptions
+            lib.lctx_log_set_level(0)  # llama.cpp logs disconnected clients as errors; other errors become exceptions
 
     @property
     def session(self) -> Session:
@@ -83,12 +83,12 @@ class Host:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What saved states depend on, see ``Opened.identity``."""
+        """The identity of saved states, see ``Opened.identity``."""
         return self._opened.identity
 
     @property
     def share_on_devices(self) -> float:
-        """The share of the layers that lie on devices, the output layer included."""
+        """The fraction of layers on devices, including the output layer."""
         n, n_layers = self.n_gpu_layers, self.model.info.n_layer + 1
         if not has_gpu():
             return 0.0
@@ -109,12 +109,12 @@ class Host:
         return found
 
     def tokens(self, text: str, special: bool = True) -> list[int]:
-        """Return the tokens of a text that follows others; PromptTooLong when it cannot fit whatever they are."""
+        """Return the tokens of a text after other tokens; PromptTooLong if it cannot fit with any tokenization."""
         self.session.check_size(len(text.encode()))
         return self.model.tokenize(text.encode(), False, special)
 
     def plain(self, prompt: Prompt) -> str | list[int]:
-        """Return a prompt as a text or as tokens; a text at the beginning follows the BOS token of the model."""
+        """Return a prompt as a text or as tokens; a text at the beginning is preceded by the BOS token of the model."""
         if isinstance(prompt, str):
             return prompt
         found = self.model.start if prompt and isinstance(prompt[0], str) else []
@@ -125,28 +125,28 @@ class Host:
         return found
 
     def biases(self, pairs: Iterable[tuple[int | str, float]]) -> dict[int, float]:
-        """Return the bias of each token; that of a text is one of all its tokens."""
+        """Return the bias of each token; the bias of a text applies to all its tokens."""
         found: dict[int, float] = {}
         for key, bias in pairs:
             found |= dict.fromkeys(self.tokens(key, False) if isinstance(key, str) else [key], bias)
         return found
 
     def kv_bytes(self) -> int:
-        """Return the bytes of KV memory in use, 0 with llama.cpp's own cache, which does not tell."""
+        """Return the bytes of KV memory in use, 0 with llama.cpp's own cache, which does not report it."""
         return self.session.context.kv_usage().bytes if self.method else 0
 
     @property
     def store(self) -> KVStore | None:
-        """Where what was read is kept, or None."""
+        """The KV store, or None."""
         return self._opened.store
 
     @property
     def library(self) -> Library | None:
-        """The store as an engine uses it, or None."""
+        """The store's interface for the engine, or None."""
         return self._opened.library
 
     def add_lora(self, path: str, scale: float = 1.0) -> None:
-        """Use a LoRA adapter, before the first request."""
+        """Use a LoRA adapter; must be called before the first request."""
         self._opened.adapters.add(self.session, path, scale)
 
     def close(self) -> None:

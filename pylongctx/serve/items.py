@@ -1,4 +1,4 @@
-"""From the items and tools of OpenAI's Responses API to the messages and tools of a chat."""
+"""Converting items and tools of OpenAI's Responses API to the messages and tools of a chat."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,8 +12,8 @@ from pylongctx.serve.fields import MOST, Unserved
 Object = dict[str, Any]
 TEXTS = ("input_text", "output_text", "text")
 CALLS = ("function_call", "custom_tool_call", "local_shell_call")
-STORED = ("item_reference",)  # names something that another server keeps
-# a custom tool is a function with one text
+STORED = ("item_reference",)  # references data stored on another server
+# a custom tool becomes a function with one string argument
 ONE_TEXT = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -24,16 +24,16 @@ ONE_TEXT = {
 
 @dataclass
 class Tools:
-    """The tools of a request as functions, and what each was.
+    """The tools of a request as functions, with their original kinds.
 
     Attributes
     ----------
     functions : list of dict
         Tools of a chat.
     custom : set of str
-        Names of functions that were custom tools.
+        Names of functions made from custom tools.
     namespaces : dict
-        The namespace of a function that has one.
+        Namespaces of functions that have one.
     """
 
     functions: list[Object] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Tools:
     namespaces: dict[str, str] = field(default_factory=dict)
 
     def add(self, where: str, tool: Any, unserved: Unserved) -> None:
-        """Add a tool; one that a server would run is not served."""
+        """Add a tool; tools that a server would run are not supported."""
         kind = tool.get("type") if isinstance(tool, Mapping) else None
         if kind == "function":
             self._add_function({name: value for name, value in tool.items() if name not in ("type", "strict")})
@@ -54,7 +54,7 @@ class Tools:
                 names = [function["function"].get("name") for function in self.functions[n:]]
                 self.namespaces |= dict.fromkeys(names, str(tool.get("name")))
         else:
-            unserved.note(where, f"{where}: type {kind!r} is not served, only functions and custom tools are")
+            unserved.note(where, f"{where}: type {kind!r} is not supported, only functions and custom tools are")
 
     def _add_function(self, function: Object) -> None:
         self.functions.append({"type": "function", "function": function})
@@ -62,14 +62,14 @@ class Tools:
     def _add_custom(self, where: str, tool: Mapping[str, Any], unserved: Unserved) -> None:
         wanted, description = tool.get("format") or {}, str(tool.get("description") or "")
         if wanted.get("type") == "grammar":
-            unserved.note(f"{where}.format", f"{where}.format: the grammar is shown to the model, it does not hold it")
+            unserved.note(f"{where}.format", f"{where}.format: the grammar is shown to the model, but not enforced")
             definition = f"The input follows this {wanted.get('syntax')} grammar:\n{wanted.get('definition')}"
             description = f"{description}\n{definition}".strip()
         self.custom.add(str(tool.get("name")))
         self._add_function({"name": tool.get("name"), "description": description, "parameters": ONE_TEXT})
 
     def choose(self, choice: Any) -> Any:
-        """Return the choice of a chat; of tools that are not allowed nothing is left."""
+        """Return the tool choice of a chat, after removing tools that are not allowed."""
         if not isinstance(choice, Mapping):
             return choice
         if choice.get("type") != "allowed_tools":
@@ -80,7 +80,7 @@ class Tools:
 
 
 def chat_messages(instructions: str | None, items: Any, unserved: Unserved) -> Iterator[Object]:
-    """Yield the messages of a chat; ApiError for what cannot be read."""
+    """Yield the messages of a chat; ApiError for unsupported items."""
     if instructions:
         yield {"role": "system", "content": instructions}
     if isinstance(items, str):
@@ -90,7 +90,7 @@ def chat_messages(instructions: str | None, items: Any, unserved: Unserved) -> I
         raise invalid("input must be a text, or a list of at least one item", "input")
     if len(items) > MOST["messages"]:
         raise invalid(f"input has {len(items)} items, more than {MOST['messages']}", "input")
-    said: list[Object] = []  # a message of the assistant, which has several items
+    said: list[Object] = []  # items of one message of the assistant
     for i, item in enumerate(items):
         message = _message(f"input[{i}]", item, unserved)
         if message is None:
@@ -107,7 +107,7 @@ def chat_messages(instructions: str | None, items: Any, unserved: Unserved) -> I
 
 
 def _message(where: str, item: Any, unserved: Unserved) -> Object | None:
-    """Return the message that an item of the input is, or is a part of; None for one that has no place in a chat."""
+    """Return the message of an input item, or the message that it is a part of; None if a chat has no equivalent."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     if kind == "message":
         return {"role": item.get("role"), "content": text_of(item.get("content"), TEXTS, where)}
@@ -119,8 +119,8 @@ def _message(where: str, item: Any, unserved: Unserved) -> Object | None:
     if kind == "reasoning":
         return _thought(where, item, unserved)
     if not isinstance(kind, str) or kind in STORED:
-        raise invalid(f"{where}: an item of type {kind!r} is not served here", "input")
-    unserved.note(where, f"{where}: an item of type {kind!r} is not served here, and is left out")
+        raise invalid(f"{where}: an item of type {kind!r} is not supported here", "input")
+    unserved.note(where, f"{where}: an item of type {kind!r} is not supported here and is left out")
     return None
 
 
@@ -139,13 +139,13 @@ def _thought(where: str, item: Mapping[str, Any], unserved: Unserved) -> Object 
     if thought:
         return {"role": "assistant", "content": "", "reasoning_content": thought}
     if item.get("encrypted_content"):
-        reason = f"{where}: reasoning that another server has encrypted cannot be read, and is left out"
+        reason = f"{where}: reasoning encrypted by another server is left out"
         unserved.note(f"{where}.encrypted_content", reason)
     return None
 
 
 def _joined(parts: list[Object]) -> Object:
-    """Return one message of the assistant from what it thought, said and called."""
+    """Return one message of the assistant from its reasoning, text and calls."""
     joined: Object = {"role": "assistant", "content": "".join(part["content"] for part in parts)}
     if thoughts := [part["reasoning_content"] for part in parts if "reasoning_content" in part]:
         joined["reasoning_content"] = "".join(thoughts)

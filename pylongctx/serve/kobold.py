@@ -1,4 +1,4 @@
-"""KoboldAI's API as KoboldCpp has it: the routes of its clients, for texts."""
+"""KoboldAI's text API in KoboldCpp's form."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -15,8 +15,8 @@ from pylongctx.serve.exchange import Exchange, NamedEvents
 from pylongctx.serve.fields import Fields, read
 from pylongctx.serve.service import Service
 
-API, PROGRAM = "1.2.5", "1.100"  # of KoboldAI and KoboldCpp, whose routes these are: clients ask for features by them
-MAX_LENGTH = 256  # tokens of an answer for which a client gives no number
+API, PROGRAM = "1.2.5", "1.100"  # versions of KoboldAI and KoboldCpp by which clients detect features
+MAX_LENGTH = 256  # default tokens of an answer
 REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 Object = dict[str, Any]
@@ -27,11 +27,11 @@ class KoboldBody(NativeBody):
 
     prompt: str = ""
     memory: str = ""
-    genkey: str | None = None  # of /api/extra/abort and check, for which a connection that is closed does
+    genkey: str | None = None  # for /api/extra/abort and check, replaced by closing the connection
 
     @property
     def text(self) -> str:
-        """What the model goes on with."""
+        """The prompt to continue."""
         return self.memory + self.prompt
 
 
@@ -53,12 +53,12 @@ def routes(service: Service) -> APIRouter:
         makes: list[Make] = [partial(native.complete, body, body.text, given, 0)]
         return await answer(service, request, body, makes, KoboldForm())
 
-    @router.post("/v1/generate", summary="Go on with a text, as KoboldAI's clients ask")
+    @router.post("/v1/generate", summary="Continue a text, in KoboldAI's form")
     @router.post("/latest/generate", include_in_schema=False)
     async def generate(request: Request) -> Response:
         return await complete(request, False)
 
-    @router.post("/extra/generate/stream", summary="The same as a stream")
+    @router.post("/extra/generate/stream", summary="Continue a text as a stream")
     async def stream(request: Request) -> Response:
         return await complete(request, True)
 
@@ -67,7 +67,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/extra/abort", include_in_schema=False)
     async def refuse(request: Request) -> Response:
         way_out = "use /api/extra/generate/stream, and close the connection to end an answer"
-        raise ApiError(501, "not_supported_error", f"{request.url.path} is not served: {way_out}")
+        raise ApiError(501, "not_supported_error", f"{request.url.path} is not supported: {way_out}")
 
     @router.post("/extra/tokencount", include_in_schema=False)
     async def count(request: Request) -> Object:
@@ -94,7 +94,7 @@ async def _fact(fact: Object) -> Object:
 
 
 class KoboldForm:
-    """Answers as KoboldCpp writes them."""
+    """Answers in KoboldCpp's form."""
 
     prefix = "kobold-"
     frames = NamedEvents

@@ -23,15 +23,15 @@ SAME = ("stream", "temperature", "top_p", "top_k", "longctx", "chat_template_kwa
 
 
 class Thinking(Open):
-    """Whether the model may think; its tokens are a part of ``max_tokens``."""
+    """Whether the model may reason; these tokens count towards ``max_tokens``."""
 
     type: str
     budget_tokens: int | None = None
-    display: str = "full"  # thoughts are shown as they are
+    display: str = "full"  # reasoning is always shown in full
 
 
 class OutputConfig(Open):
-    """How the answer is written."""
+    """The form of the answer."""
 
     effort: str | None = None
     format: dict[str, Any] | None = None
@@ -57,7 +57,7 @@ class MessagesBody(Fields):
     longctx: Extension = Extension()
 
     def chat(self, unserved: Unserved) -> ChatBody:
-        """Return the same request for OpenAI's route."""
+        """Return the equivalent request for OpenAI's route."""
         fields = {name: getattr(self, name) for name in SAME if getattr(self, name) is not None}
         fields |= {"longctx": self.longctx.model_dump(), "max_tokens": self.max_tokens, "stop": self.stop_sequences}
         fields["messages"] = list(anthropic.chat_messages(self.system, self.messages, unserved))
@@ -66,7 +66,7 @@ class MessagesBody(Fields):
         if self.thinking is not None:
             fields["enable_thinking"] = self.thinking.type != "disabled"
             if (display := self.thinking.display) not in SHOWN:
-                unserved.note("thinking.display", f"thinking.display={display!r} is not served: thoughts are shown")
+                unserved.note("thinking.display", f"thinking.display={display!r} is not supported: reasoning is shown")
         if self.tools:
             fields["tools"] = anthropic.chat_tools(self.tools, unserved)
         if self.tool_choice is not None:
@@ -86,7 +86,7 @@ def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
-    @router.post("/v1/messages", summary="Answer a conversation, as Anthropic's clients ask")
+    @router.post("/v1/messages", summary="Answer a conversation, in Anthropic's form")
     async def messages(request: Request) -> Response:
         body = await read(request, MessagesBody)
         if body.max_tokens is None:
@@ -94,7 +94,7 @@ def routes(service: Service) -> APIRouter:
         chat = body.chat(request.scope["unserved"])
         return await answer(service, request, chat, chats(service, request, chat), MessagesForm(service, body))
 
-    @router.post("/v1/messages/count_tokens", summary="The tokens of such a conversation")
+    @router.post("/v1/messages/count_tokens", summary="Count the tokens of such a conversation")
     async def count(request: Request) -> dict[str, int]:
         body = await read(request, MessagesBody)
         return await count_tokens(service, request, body.chat(request.scope["unserved"]))
@@ -103,14 +103,14 @@ def routes(service: Service) -> APIRouter:
 
 
 class MessagesForm:
-    """Answers as Anthropic writes them.
+    """Answers in Anthropic's form.
 
     Parameters
     ----------
     service : Service
         Has the model's name.
     body : MessagesBody
-        What was asked.
+        The request.
     """
 
     prefix = "msg_"
@@ -137,7 +137,7 @@ class MessagesForm:
                 continue
             (choice,) = chunk["choices"]
             if "role" in choice["delta"]:
-                continue  # the prompt has not been looked at yet
+                continue  # the prompt is not tokenized yet
             if not begun:
                 begun = True
                 yield {"type": "message_start", "message": self._message(exchange)}
@@ -202,7 +202,7 @@ def _content(block: Block) -> dict[str, Any]:
 
 
 def _job(exchange: Exchange) -> Job | None:
-    """Return the job of the one answer."""
+    """Return the job of the only answer."""
     return exchange.parts[0][0].current
 
 
@@ -218,6 +218,6 @@ def _usage(exchange: Exchange) -> dict[str, int]:
 
 
 def _dropped(exchange: Exchange) -> dict[str, int]:
-    """Return the counts of what left, beside Anthropic's; none where nothing did."""
+    """Return additional counts of dropped tokens and turns; empty if there are none."""
     job = _job(exchange)
     return {} if job is None else job.dropped()

@@ -1,4 +1,4 @@
-"""GET /metrics: numbers for Prometheus."""
+"""GET /metrics: metrics for Prometheus."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,22 +15,26 @@ if TYPE_CHECKING:
     from pylongctx.serve.service import Service
 
 TYPE = CONTENT_TYPE_LATEST
-SAMPLE = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")  # a line of a page
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # of histograms
+SAMPLE = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")  # a line of the text format
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # histogram buckets
 PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Answers:
-    """Counts answers by route and status, and measures how long they and their tokens took."""
+    """Counts answers by route and status, and measures the time of answers and tokens."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         names = ("route", "status")
         self._counter = Counter("pylongctx_http_requests", "Answers.", names, registry=self.registry)
         self._latency = self._histogram("http_request_seconds", "Time of an answer.", SECONDS, "route")
-        self._first = self._histogram("time_to_first_token_seconds", "From the request to its first token.", SECONDS)
-        self._token = self._histogram("time_per_output_token_seconds", "Mean of an answer, first left out.", PER_TOKEN)
-        self._waited = self._histogram("queue_seconds", "From the request to the begin of its prompt.", SECONDS)
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "Time from the request to its first token.", SECONDS
+        )
+        self._token = self._histogram(
+            "time_per_output_token_seconds", "Mean time per token of an answer, without the first.", PER_TOKEN
+        )
+        self._waited = self._histogram("queue_seconds", "Time from the request to the start of its prefill.", SECONDS)
 
     def add(self, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
@@ -39,7 +43,7 @@ class Answers:
             self._latency.labels(route).observe(seconds)
 
     def add_job(self, job: Job) -> None:
-        """Count a completion that is over."""
+        """Count a finished completion."""
         if not (job.started and job.read and job.n_generated):
             return
         self._waited.observe(max(0.0, job.started - job.asked))
@@ -59,51 +63,51 @@ class _State(Collector):
     def collect(self) -> Iterator[Any]:
         engine, counters = self._service.engine, self._service.engine.counters
         for name, help, value in (
-            ("prompt_tokens", "Tokens of prompts that were evaluated.", counters.prompt_tokens),
-            ("cached_tokens", "Tokens of prompts that were not evaluated again.", counters.cached_tokens),
+            ("prompt_tokens", "Prompt tokens that were evaluated.", counters.prompt_tokens),
+            ("cached_tokens", "Prompt tokens that were reused from a cache.", counters.cached_tokens),
             ("generated_tokens", "Tokens that were generated.", counters.generated_tokens),
             (
                 "dropped_tokens",
-                "Tokens that answers were written without, as they did not fit.",
+                "Tokens that were dropped because they did not fit.",
                 counters.dropped_tokens,
             ),
             ("steps", "Batches that were evaluated.", counters.steps),
-            ("busy_seconds", "Time in which batches were evaluated.", counters.busy_seconds),
-            ("completed", "Completions that came to their end.", counters.completed),
-            ("cancelled", "Completions whose client went away.", counters.cancelled),
+            ("busy_seconds", "Time of the evaluation of batches.", counters.busy_seconds),
+            ("completed", "Completions that ended normally.", counters.completed),
+            ("cancelled", "Completions whose client disconnected.", counters.cancelled),
             ("failed", "Completions that failed.", counters.failed),
             *_store(self._service.host.store),
         ):
             yield CounterMetricFamily(f"pylongctx_{name}", help, value)
         for name, help, value in (
             ("kv_bytes", "Bytes of KV memory in use.", self._kv),
-            ("document_bytes", "Bytes of documents that were read.", engine.documents.bytes),
+            ("document_bytes", "Bytes of prefilled documents.", engine.documents.bytes),
             ("sequences", "Sequences of the context.", len(engine.slots)),
             ("sequences_busy", "Sequences with a completion.", engine.n_busy),
-            ("completions_waiting", "Completions that wait for a sequence.", engine.n_waiting),
-            ("requests_active", "Requests that run or wait.", self._service.n_requests),
+            ("completions_waiting", "Completions waiting for a sequence.", engine.n_waiting),
+            ("requests_active", "Running and waiting requests.", self._service.n_requests),
         ):
             yield GaugeMetricFamily(f"pylongctx_{name}", help, value)
 
 
 def _store(store: KVStore | None) -> list[tuple[str, str, float]]:
-    """Return what the KV store has done: names, what they are, and numbers."""
+    """Return the metrics of the KV store: names, descriptions and values."""
     if store is None:
         return []
     usage = store.usage
     return [
-        ("kv_store_hits", "Prompts of which something came from the KV store.", usage.hits),
-        ("kv_store_misses", "Prompts of which nothing did.", usage.misses),
-        ("kv_store_tokens", "Tokens that came from the KV store.", usage.tokens),
+        ("kv_store_hits", "Prompts with a prefix from the KV store.", usage.hits),
+        ("kv_store_misses", "Prompts without a prefix in the KV store.", usage.misses),
+        ("kv_store_tokens", "Tokens loaded from the KV store.", usage.tokens),
         ("kv_store_read_bytes", "Bytes read from the KV store.", usage.bytes_read),
         ("kv_store_written_bytes", "Bytes written to the KV store.", usage.bytes_written),
-        ("kv_store_saved_seconds", "Time that reading these tokens would have taken.", usage.seconds_saved),
-        ("kv_store_lost_blocks", "Blocks that were damaged, or could not be written or read.", usage.lost),
+        ("kv_store_saved_seconds", "Time saved by tokens from the KV store.", usage.seconds_saved),
+        ("kv_store_lost_blocks", "Blocks that were damaged, unreadable or not written.", usage.lost),
     ]
 
 
 def page(service: "Service", kv: int) -> bytes:
-    """Return the text for Prometheus."""
+    """Return the metrics in Prometheus' text format."""
     state = CollectorRegistry()
     state.register(_State(service, kv))
     own = b"".join(map(generate_latest, (state, service.answers.registry)))
@@ -111,25 +115,25 @@ def page(service: "Service", kv: int) -> bytes:
 
 
 def _as_llama_server(service: "Service") -> Iterator[str]:
-    """Yield the numbers by llama-server's names, some of which the client library would change."""
+    """Yield the metrics under llama-server's names, some of which the client library would change."""
     engine, counters = service.engine, service.engine.counters
     prompts = _rate(counters.prompt_tokens, counters.prompt_seconds)
-    answers = _rate(counters.generated_tokens - counters.completed, counters.answer_seconds)  # without their first ones
+    answers = _rate(counters.generated_tokens - counters.completed, counters.answer_seconds)  # without first tokens
     for kind, name, help, value in (
-        ("counter", "prompt_tokens_total", "Tokens of prompts that were evaluated.", counters.prompt_tokens),
-        ("counter", "prompt_tokens_cached_total", "Tokens of prompts that were not.", counters.cached_tokens),
-        ("counter", "prompt_seconds_total", "Time of prompts.", counters.prompt_seconds),
+        ("counter", "prompt_tokens_total", "Prompt tokens that were evaluated.", counters.prompt_tokens),
+        ("counter", "prompt_tokens_cached_total", "Prompt tokens that were cached.", counters.cached_tokens),
+        ("counter", "prompt_seconds_total", "Time of prefills.", counters.prompt_seconds),
         ("counter", "tokens_predicted_total", "Tokens that were generated.", counters.generated_tokens),
         ("counter", "tokens_predicted_seconds_total", "Time of answers.", counters.answer_seconds),
         ("counter", "n_decode_total", "Batches that were evaluated.", counters.steps),
-        ("counter", "n_tokens_max", "Most tokens of a sequence.", counters.longest),
-        ("counter", "spec_decode_num_draft_tokens_total", "Tokens that were drafted: none.", 0),
-        ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens that were right: none.", 0),
+        ("counter", "n_tokens_max", "Maximum tokens of a sequence.", counters.longest),
+        ("counter", "spec_decode_num_draft_tokens_total", "Draft tokens: none.", 0),
+        ("counter", "spec_decode_num_accepted_tokens_total", "Accepted draft tokens: none.", 0),
         ("counter", "spec_decode_num_drafts_total", "Drafts: none.", 0),
-        ("gauge", "prompt_tokens_seconds", "Tokens of prompts a second.", prompts),
-        ("gauge", "predicted_tokens_seconds", "Tokens of answers a second.", answers),
-        ("gauge", "requests_processing", "Completions that run.", engine.n_busy),
-        ("gauge", "requests_deferred", "Completions that wait.", engine.n_waiting),
+        ("gauge", "prompt_tokens_seconds", "Prompt tokens per second.", prompts),
+        ("gauge", "predicted_tokens_seconds", "Generated tokens per second.", answers),
+        ("gauge", "requests_processing", "Running completions.", engine.n_busy),
+        ("gauge", "requests_deferred", "Waiting completions.", engine.n_waiting),
         ("gauge", "n_busy_slots_per_decode", "Sequences in a batch.", _rate(counters.sequences, counters.steps)),
     ):
         yield f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n"
@@ -140,7 +144,7 @@ def _rate(n: float, of: float) -> float:
 
 
 def merged(answers: Answers, pages: Mapping[str, str]) -> str:
-    """Return the numbers of several servers by the names of their models, and those of the one before them by none."""
+    """Merge the metrics of several servers, labeled by model, with the unlabeled ones of the router."""
     families: dict[str, list[str]] = {}
     for model, page in {"": generate_latest(answers.registry).decode(), **pages}.items():
         family: list[str] = []
@@ -155,6 +159,6 @@ def merged(answers: Answers, pages: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as the value of a label."""
+    """Return a text escaped as the value of a label."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

@@ -1,4 +1,4 @@
-"""llama-server's own form of completions, and prompts of what is missing between two texts."""
+"""llama-server's form of completions, and prompts of fill-in requests."""
 
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from pylongctx.serve.service import Service
 from pylongctx.serve.ticket import Ticket
 
 Object = dict[str, Any]
-# llama-server's names of the sampler's settings
+# llama-server's names of sampler settings
 NAMES = {
     "temp": "temperature",
     "penalty_last_n": "repeat_last_n",
@@ -42,7 +42,7 @@ def fill(
     ticket: Ticket,
     stream: bool,
 ) -> Any:
-    """Return the same of a prompt that a thread makes, as that of a text that is missing between two."""
+    """Return the same for a prompt that is created in a thread, such as that of a fill-in request."""
     return _run(body, prompt(), given, index, ticket, stream)
 
 
@@ -54,7 +54,7 @@ def _run(
     n_probs = body.n_probs or None
     if body.n_keep and not ticket.evicts:
         reason = (
-            f"n_keep={body.n_keep} is not served: nothing leaves here, start the server with --overflow evict_middle"
+            f"n_keep={body.n_keep} is not supported without eviction, start the server with --overflow evict_middle"
         )
         raise invalid(reason, "n_keep")
     more: Object = {"max_tokens": limit, "logprobs": n_probs, "post_sampling_probs": body.post_sampling_probs}
@@ -65,7 +65,7 @@ def _run(
 
 
 def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterator[Object]:
-    """Yield the parts of a completion, and what is told at its end."""
+    """Yield the parts of a completion, and the final object."""
     n_told, has_new_line, job = 0, False, generation.job
     told = sampled if body.post_sampling_probs else probabilities
     for text, entries in _parts(generation):
@@ -86,7 +86,7 @@ def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterat
         "content": "",
         "tokens": [],
         "stop": True,
-        "model": "",  # the form knows it
+        "model": "",  # set by the form
         "generation_settings": settings(params) | _wanted(body, job.limit),
         "prompt": ticket.model.detokenize(job.tokens.tolist(), True).decode("utf-8", "replace"),
         "has_new_line": has_new_line,
@@ -100,7 +100,7 @@ def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterat
 
 
 def _parts(generation: Generation) -> Iterator[tuple[str, list[Entry]]]:
-    """Yield the parts that have text, then what is left of tokens that came to none, as a character that is cut off."""
+    """Yield the parts with text, then the tokens without text, such as those of an incomplete character."""
     text, entries = "", list[Entry]()
     for text, entries in generation.parts():
         if text:
@@ -136,7 +136,7 @@ def _collect(body: NativeBody, objects: Iterator[Object]) -> Object:
 
 
 def probabilities(entry: Entry) -> Object:
-    """Return llama-server's object about a token and the likeliest ones."""
+    """Return llama-server's object of a token and the most likely ones."""
     own = _probability(entry.token, entry.piece, entry.logprob or 0.0)
     top = zip(entry.top_tokens, entry.top or (), strict=True)
     return own | {"top_logprobs": [_probability(token, *pair) for token, pair in top]}
@@ -147,7 +147,7 @@ def _probability(token: int, piece: bytes, logprob: float) -> Object:
 
 
 def sampled(entry: Entry) -> Object:
-    """Return the same with the probabilities by which the token was chosen, without tokens that had none."""
+    """Return the same with the probabilities after all samplers, without tokens that were removed."""
     own = probabilities(entry)
     return _with_prob(own) | {"top_probs": [_with_prob(one) for one in own["top_logprobs"] if one["logprob"] > NEVER]}
 
@@ -158,23 +158,23 @@ def _with_prob(one: Object) -> Object:
 
 
 def settings(params: SamplingParams) -> Object:
-    """Return the settings of a sampler by llama-server's names."""
+    """Return the settings of a sampler under llama-server's names."""
     found = {NAMES.get(name, name): value for name, value in asdict(params).items() if name != "logit_bias"}
     bias = [{"token": token, "bias": value if value > NEVER else None} for token, value in params.logit_bias.items()]
     return found | {"logit_bias": bias, "samplers": list(SAMPLERS if params.samplers is None else params.samplers)}
 
 
 class NativeForm:
-    """Completions as llama-server's own route writes them.
+    """Completions in the form of llama-server's own route.
 
     Parameters
     ----------
     service : Service
         Has the names.
     body : NativeBody
-        What was asked.
+        The request.
     single : bool
-        Whether there was one prompt, not a list of prompts.
+        Whether the request has one prompt instead of a list.
     """
 
     prefix = "cmpl-"
@@ -210,7 +210,7 @@ class NativeForm:
 
 
 def _chosen(one: Object, paths: list[str]) -> Object:
-    """Return the values at some paths of an object, such as ``generation_settings/n_predict``."""
+    """Return the values at paths of an object, such as ``generation_settings/n_predict``."""
     found = {}
     for path in paths:
         value: Any = one
@@ -229,30 +229,30 @@ def infill_prompt(
     extra: Sequence[Chunk] | None = None,
     suffix_first: bool = False,
 ) -> list[int]:
-    """Return the tokens of a prompt for what is between prefix and suffix, as llama-server writes it.
+    """Return the tokens of a prompt for the text between prefix and suffix, in llama-server's form.
 
     Parameters
     ----------
     host : Host
         The model.
     prefix, suffix : str
-        What is there.
+        The surrounding texts.
     begun : str
-        How the text between them begins.
+        The beginning of the text between them.
     extra : sequence of Chunk or None
         Pieces of other files.
     suffix_first : bool
-        The model was trained to read the suffix before the prefix.
+        Whether the model was trained with the suffix before the prefix.
 
     Raises
     ------
     ApiError
-        When the model has no tokens for that.
+        When the model has no fill-in tokens.
     """
     tokens = host.fill_tokens
     missing = [name for name in NEEDED if name not in tokens]
     if missing:
-        reason = f"the model has no tokens {', '.join(missing)}: it did not learn to fill in"
+        reason = f"the model has no tokens {', '.join(missing)}: it was not trained to fill in"
         raise ApiError(501, "not_supported_error", reason)
     found = host.model.start
     if "fim_rep" in tokens:

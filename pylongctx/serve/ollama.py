@@ -21,10 +21,10 @@ from pylongctx.serve.ollama_bodies import KEPT, OllamaBody, OllamaChatBody, Olla
 from pylongctx.serve.service import Service
 from pylongctx.serve.texts import MOST_TEXTS
 
-VERSION = "0.12.11"  # of Ollama, whose API this is: clients ask for features by it
-RUNNING = "Ollama is running"  # what clients look for at /
+VERSION = "0.12.11"  # version of Ollama by which clients detect features
+RUNNING = "Ollama is running"  # expected by clients at /
 LATEST = ":latest"  # Ollama's tag of a name without one
-STORED = "models are not changed here: pylongctx get fetches others, and pylongctx serve opens them"
+STORED = "the server does not manage models: download them with pylongctx get"
 # routes that change Ollama's collection of models
 CHANGING = (
     ("POST", "pull"),
@@ -60,7 +60,7 @@ def routes(service: Service) -> APIRouter:
     router = APIRouter(prefix="/api")
     alias = service.settings.alias
 
-    @router.post("/chat", summary="Answer a conversation, as Ollama's clients ask")
+    @router.post("/chat", summary="Answer a conversation, in Ollama's form")
     async def chat(request: Request) -> Response:
         body = await _read(service, request, OllamaChatBody)
         if not body.messages:
@@ -68,7 +68,7 @@ def routes(service: Service) -> APIRouter:
         wanted = body.chat(body.openai_messages(), service.host, request.scope["unserved"], body.tools)
         return await answer(service, request, wanted, chats(service, request, wanted), OllamaForm(alias, chat_piece))
 
-    @router.post("/generate", summary="Answer a prompt, go on with it (raw), or fill in (suffix)")
+    @router.post("/generate", summary="Answer a prompt, continue it (raw), or fill in (suffix)")
     async def generate(request: Request) -> Response:
         body = await _read(service, request, OllamaGenerateBody)
         body.check()
@@ -90,12 +90,12 @@ def routes(service: Service) -> APIRouter:
         vectors, _ = await _embed(service, body, [body.prompt] if body.prompt else [], False)
         return JSONResponse({"embedding": vectors[0] if vectors else []})
 
-    @router.get("/tags", summary="The models, as Ollama lists them")
+    @router.get("/tags", summary="The models, in Ollama's form")
     @router.head("/tags", include_in_schema=False)
     def tags() -> dict[str, Any]:
         return {"models": [_entry(service) | {"capabilities": _capabilities(service)}]}
 
-    @router.get("/ps", summary="The models that are loaded, as Ollama lists them")
+    @router.get("/ps", summary="The loaded models, in Ollama's form")
     def ps() -> dict[str, Any]:
         entry = _entry(service)
         loaded = {"expires_at": FOREVER, "size_vram": round(entry["size"] * service.host.share_on_devices)}
@@ -107,7 +107,7 @@ def routes(service: Service) -> APIRouter:
         check_name(service, body.model or body.name or "")
         return await run_in_threadpool(_shown, service)
 
-    @router.get("/version", summary="The version of Ollama whose API this is")
+    @router.get("/version", summary="The version of Ollama's API")
     @router.head("/version", include_in_schema=False)
     async def version() -> dict[str, str]:
         return {"version": VERSION}
@@ -118,17 +118,17 @@ def routes(service: Service) -> APIRouter:
 
 
 async def refuse(request: Request) -> Response:
-    """Refuse to change what models there are."""
-    raise ApiError(501, "not_supported_error", f"{request.url.path} is not served: {STORED}")
+    """Refuse changes of the models."""
+    raise ApiError(501, "not_supported_error", f"{request.url.path} is not supported: {STORED}")
 
 
 async def running() -> Response:
-    """Return what clients of Ollama look for at /."""
+    """Return the text that clients of Ollama expect at /."""
     return PlainTextResponse(RUNNING)
 
 
 async def _read(service: Service, request: Request, kind: Any) -> Any:
-    """Return a body, after what of it has no effect was noted."""
+    """Return a body, after recording its fields without effect."""
     body = await read(request, kind)
     if isinstance(body, OllamaBody):
         body.note(request.scope["unserved"], service.host)
@@ -138,12 +138,12 @@ async def _read(service: Service, request: Request, kind: Any) -> Any:
 
 
 def _loaded(alias: str, piece: dict[str, Any]) -> Response:
-    """Return the answer to a request without a prompt, by which clients load a model."""
+    """Return the answer to a request without a prompt, which clients use to load a model."""
     return JSONResponse(frame(alias) | piece | {"done": True, "done_reason": "load"})
 
 
 async def _generate(service: Service, request: Request, body: OllamaGenerateBody) -> Response:
-    """Answer a prompt as a conversation, or as it is."""
+    """Answer a prompt as a conversation, or unchanged."""
     host, alias, unserved = service.host, service.settings.alias, request.scope["unserved"]
     if not (body.raw or body.suffix or body.context):
         wanted = body.chat(body.openai_messages(), host, unserved)
@@ -158,7 +158,7 @@ async def _generate(service: Service, request: Request, body: OllamaGenerateBody
 
 
 def _prompt(service: Service, request: Request, body: OllamaGenerateBody) -> str | list[int]:
-    """Return a prompt as it is, one with a suffix, or a conversation that follows an earlier answer."""
+    """Answer a raw prompt, a prompt with a suffix, or a prompt that follows an earlier context."""
     host = service.host
     if body.suffix:
         return native.infill_prompt(host, body.prompt, body.suffix, suffix_first=service.settings.spm_infill)
@@ -175,7 +175,7 @@ async def _embed(service: Service, body: EmbedBody, texts: list[str], normalize:
     """Return the vectors of texts, and the number of their tokens."""
     embedder = service.vectors()
     if len(texts) > MOST_TEXTS:
-        raise invalid(f"one request may have {MOST_TEXTS} texts, not {len(texts)}", "input")
+        raise invalid(f"one request may have at most {MOST_TEXTS} texts, not {len(texts)}", "input")
     if not texts:
         return [], 0
     more = {"normalize": normalize, "truncate": body.truncate is not False}

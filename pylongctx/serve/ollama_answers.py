@@ -1,4 +1,4 @@
-"""Answers as Ollama writes them: a line of JSON for each piece, and at the end what it took."""
+"""Answers in Ollama's form: a line of JSON for each piece, with durations in the last one."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ PER_MS = 10**6
 
 
 def frame(model: str) -> Object:
-    """Return what every object begins with."""
+    """Return the common fields of all objects."""
     return {"model": model, "created_at": stamp(datetime.now(timezone.utc))}
 
 
@@ -36,14 +36,14 @@ Piece = Callable[[Mapping[str, Any]], Object]
 
 
 class OllamaForm:
-    """Answers of one completion, which OpenAI's or llama-server's route makes.
+    """Answers of one completion from OpenAI's or llama-server's route.
 
     Parameters
     ----------
     model : str
         The model's name.
     piece : callable
-        Writes some of the answer: ``chat_piece`` or ``generate_piece``.
+        Formats a part of the answer: ``chat_piece`` or ``generate_piece``.
     context : callable or None
         Returns the tokens of a text, for the field ``context`` at the end; None: there is none.
     """
@@ -68,7 +68,7 @@ class OllamaForm:
         return frame(self._model) | self._piece(fields) | _logprobs(logprobs) | end
 
     async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[Object]:
-        """Yield the objects as they come; an empty piece keeps the connection."""
+        """Yield the objects; an empty piece keeps the connection alive."""
         pieces, told, reason, text = Pieces(), list[Any](), "", ""
         async for _, chunk in chunks:
             if chunk is None:
@@ -104,7 +104,7 @@ class OllamaForm:
 
 
 class Pieces(Blocks):
-    """The fields of a stream's objects; a call of a tool comes when it is complete."""
+    """The fields of a stream's objects; a tool call is sent once it is complete."""
 
     def _opened(self, block: Block) -> Iterator[Event]:
         return iter(())
@@ -119,7 +119,7 @@ class Pieces(Blocks):
 
 
 def _field(block: Block) -> tuple[str, Any]:
-    """Return the field that a block is in, and what it adds there."""
+    """Return the field of a block and its content."""
     if block.kind in NAMES:
         return NAMES[block.kind], block.text
     call = {"name": block.name, "arguments": block.arguments}
@@ -127,8 +127,8 @@ def _field(block: Block) -> tuple[str, Any]:
 
 
 def _read(made: Mapping[str, Any]) -> tuple[Object, list[Any], str]:
-    """Return what a chunk or a whole answer says, its log-probabilities, and why it has ended."""
-    if "choices" not in made:  # llama-server's
+    """Return the message of a chunk or a whole answer, its log-probabilities, and its finish reason."""
+    if "choices" not in made:  # llama-server's form
         kind = made.get("stop_type", "")
         reason = kind and ("length" if kind == "limit" else "stop")
         return {"content": made["content"]}, made.get("completion_probabilities", []), reason

@@ -1,4 +1,4 @@
-"""Bodies of Ollama's requests, and the same requests for OpenAI's and llama-server's routes."""
+"""Bodies of Ollama's requests, and their conversion for OpenAI's and llama-server's routes."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,9 +11,9 @@ from pylongctx.serve.fields import Fields, Unserved, load
 from pylongctx.serve.host import Host
 
 Object = dict[str, Any]
-# options of a request that are fields of other dialects
+# request options that are fields of other APIs
 OPTIONS = frozenset({*SAMPLING, "mirostat", "repeat_last_n"} - {"grammar", "mirostat_mode"})
-# options that say how a model is loaded, and by what they are said here
+# options about loading a model, and the equivalent command line options
 LOADING = {
     "num_batch": "-b",
     "num_gpu": "-ngl",
@@ -22,13 +22,13 @@ LOADING = {
     "use_mmap": "--load-mode",
     "use_mlock": "--load-mode",
 }
-JSON = {"type": "object"}  # what format "json" asks for
-KEPT = "keep_alive has no effect: the model stays loaded until the server ends or loads another one in its place"
-CUT = "is not served: a prompt that does not fit is refused, --overflow evict_middle lets old turns leave"
+JSON = {"type": "object"}  # meaning of format "json"
+KEPT = "keep_alive has no effect: the model stays loaded until the server ends or replaces it"
+CUT = "is not supported: a prompt that does not fit is refused, --overflow evict_middle evicts old turns"
 
 
 class OllamaBody(Fields):
-    """What /api/chat and /api/generate share."""
+    """Common fields of /api/chat and /api/generate."""
 
     stream: bool | None = None
     options: dict[str, Any] | None = None
@@ -41,7 +41,7 @@ class OllamaBody(Fields):
     top_logprobs: int | None = None
 
     def note(self, unserved: Unserved, host: Host) -> None:
-        """Take note of what has no effect."""
+        """Record fields without effect."""
         for name, reason in _without_effect(self.options or {}, host.n_ctx):
             unserved.note(f"options.{name}", reason)
         if self.keep_alive is not None:
@@ -51,7 +51,7 @@ class OllamaBody(Fields):
                 unserved.note(name, f"{name}=true {CUT}")
 
     def generate(self) -> Object:
-        """Return the fields that every dialect has."""
+        """Return the fields that all APIs share."""
         given = self.options or {}
         found = {name: value for name, value in given.items() if name in OPTIONS}
         wanted = given.get("num_predict")
@@ -61,13 +61,13 @@ class OllamaBody(Fields):
 
     @property
     def schema_wanted(self) -> Object | None:
-        """The schema that the answer must follow."""
+        """The schema of the answer."""
         if self.format in (None, ""):
             return None
         if self.format == "json":
             return JSON
         if not isinstance(self.format, dict):
-            raise invalid(f"format is 'json' or a schema, not {json.dumps(self.format)[:60]}", "format")
+            raise invalid(f"format must be 'json' or a schema, not {json.dumps(self.format)[:60]}", "format")
         return self.format
 
     def chat(
@@ -97,16 +97,16 @@ def _without_effect(options: Mapping[str, Any], n_ctx: int) -> Iterator[tuple[st
 
 
 def can_think(host: Host) -> bool:
-    """Return whether the chat template knows of thoughts."""
+    """Return True if the chat template supports reasoning."""
     return thinks(host.templates.template.info["source"])
 
 
 def _thinking(wanted: bool | str | None, host: Host) -> Object:
-    """Return the fields that say whether a model thinks, and how much."""
+    """Return the fields about reasoning and its effort."""
     if wanted is None:
         return {}
     if wanted and not can_think(host):
-        raise invalid(f"think={wanted!r} is not served: the model's chat template knows no thoughts", "think")
+        raise invalid(f"think={wanted!r} is not supported: the model's chat template has no reasoning", "think")
     if isinstance(wanted, str) and "reasoning_effort" in host.templates.template.info["source"]:
         return {"reasoning_effort": wanted}
     return {"chat_template_kwargs": {"enable_thinking": bool(wanted)}}
@@ -119,7 +119,7 @@ class OllamaChatBody(OllamaBody):
     tools: list[dict[str, Any]] | None = None
 
     def openai_messages(self) -> list[Object]:
-        """Return the messages as OpenAI writes them: calls have names, by which results are told apart."""
+        """Return the messages in OpenAI's form, with ids that assign tool results to calls."""
         ids: dict[str, str] = {}
         return [_message(i, message, ids) for i, message in enumerate(self.messages or ())]
 
@@ -127,7 +127,7 @@ class OllamaChatBody(OllamaBody):
 def _message(i: int, message: Mapping[str, Any], ids: dict[str, str]) -> Object:
     """Return a message; ``ids`` has the last call of each function."""
     if message.get("images"):
-        raise invalid(f"messages[{i}]: images cannot be read, only text", "messages")
+        raise invalid(f"messages[{i}]: images are not supported, only text", "messages")
     found = {"role": str(message.get("role", "")).lower(), "content": message.get("content") or ""}
     if message.get("thinking"):
         found["reasoning_content"] = message["thinking"]
@@ -144,7 +144,7 @@ def _message(i: int, message: Mapping[str, Any], ids: dict[str, str]) -> Object:
 def _call(id: str, call: Any, ids: dict[str, str]) -> Object:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
-        raise invalid("a call of a tool needs a function with name and arguments", "messages")
+        raise invalid("a tool call must have a function with name and arguments", "messages")
     name = str(function.get("name", ""))
     ids[name] = id = str(call.get("id") or id)
     arguments = function.get("arguments")
@@ -164,17 +164,19 @@ class OllamaGenerateBody(OllamaBody):
     images: list[Any] | None = None
 
     def check(self) -> None:
-        """Raise ApiError for what would make another answer."""
+        """Raise ApiError for fields that would change the answer."""
         if self.images:
-            raise invalid("images cannot be read, only text", "images")
+            raise invalid("images are not supported, only text", "images")
         if self.template:
-            raise invalid("template is not served: the model's own is used, or that of --chat-template", "template")
+            raise invalid(
+                "template is not supported: the server uses the model's own, or that of --chat-template", "template"
+            )
         if self.raw and (self.system or self.context):
             name = "system" if self.system else "context"
-            raise invalid(f"raw=true takes the prompt as it is, without {name}", name)
+            raise invalid(f"raw=true uses the prompt unchanged, without {name}", name)
 
     def openai_messages(self) -> list[Object]:
-        """Return the conversation that it is: the system's words and a question."""
+        """Return the equivalent conversation: the system prompt and a question."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": self.prompt}]
 

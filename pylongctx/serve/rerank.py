@@ -1,4 +1,4 @@
-"""Documents in the order in which they answer a question, for models that were trained to judge them."""
+"""Reranking of documents by relevance to a query, for models trained for it."""
 
 import re
 from functools import partial
@@ -16,11 +16,11 @@ from pylongctx.serve.service import Service
 
 MOST_DOCUMENTS = 2048
 PLACE = re.compile(r"\{(query|document)\}")
-TEMPLATE = "tokenizer.chat_template.rerank"  # of a model that reads question and document in words of its own
+TEMPLATE = "tokenizer.chat_template.rerank"  # a model's own template for a query and a document
 
 
 class RerankBody(Fields):
-    """POST /rerank, as Jina's and Cohere's clients ask (``documents``), or those of TEI (``texts``)."""
+    """POST /rerank, in the form of Jina and Cohere (``documents``) or of TEI (``texts``)."""
 
     query: str
     documents: list[str | dict[str, Any]] | None = None
@@ -33,9 +33,9 @@ class RerankBody(Fields):
         """Return the texts of the documents."""
         found = [_text(i, one) for i, one in enumerate(self.documents or self.texts or ())]
         if not found:
-            raise invalid("documents must be a list of texts, and not empty", "documents")
+            raise invalid("documents must be a list of at least one text", "documents")
         if len(found) > MOST_DOCUMENTS:
-            raise invalid(f"one request may have {MOST_DOCUMENTS} documents, not {len(found)}", "documents")
+            raise invalid(f"one request may have at most {MOST_DOCUMENTS} documents, not {len(found)}", "documents")
         return found
 
 
@@ -50,7 +50,7 @@ def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
-    @router.post("/v1/rerank", summary="Documents by how well they answer, with --reranking")
+    @router.post("/v1/rerank", summary="Documents by relevance to a query, with --reranking")
     @router.post("/v2/rerank", include_in_schema=False)
     @router.post("/v1/reranking", include_in_schema=False)
     @router.post("/rerank", include_in_schema=False)
@@ -63,7 +63,7 @@ def routes(service: Service) -> APIRouter:
 
 
 def _rank(service: Service, embedder: Embedder, body: RerankBody) -> Any:
-    """Return the answer, best documents first."""
+    """Return the response, best documents first."""
     documents = body.given()
     tokens = [pair_tokens(service.host, body.query, document) for document in documents]
     scores, n_tokens = embedder.embed(tokens, truncate=False)
@@ -81,7 +81,7 @@ def _result(i: int, name: str, score: float, more: str, document: Any) -> dict[s
 
 
 def pair_tokens(host: Host, query: str, document: str) -> list[int]:
-    """Return the tokens of a question and a document, as the model was trained to read them."""
+    """Return the tokens of a query and a document in the form that the model was trained on."""
     if template := host.metadata.get(TEMPLATE):
         texts = {"query": query, "document": document}
         return host.tokens(PLACE.sub(lambda found: texts[found[1]], template))

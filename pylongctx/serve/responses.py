@@ -35,14 +35,14 @@ SAME = (
 
 
 class TextConfig(Open):
-    """How the answer is written."""
+    """The form of the answer."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
 class Reasoning(Open):
-    """Whether the model thinks; its thoughts are content of the answer, not a summary of them."""
+    """Whether the model reasons; its reasoning is returned as content, not as a summary."""
 
     effort: str | None = None
     summary: str | None = None
@@ -73,11 +73,11 @@ class ResponsesBody(Fields):
 
     @cached_property
     def functions(self) -> Tools:
-        """The tools as functions, once ``chat`` has read them."""
+        """The tools as functions, set by ``chat``."""
         return Tools()
 
     def chat(self, unserved: Unserved) -> ChatBody:
-        """Return the same request for the route of chats."""
+        """Return the equivalent request for the route of chats."""
         fields = {name: getattr(self, name) for name in SAME if getattr(self, name) is not None}
         fields["longctx"] = self.longctx.model_dump()
         fields["messages"] = list(chat_messages(self.instructions, self.input, unserved))
@@ -88,7 +88,7 @@ class ResponsesBody(Fields):
         fields["tool_choice"] = self.functions.choose(self.tool_choice)
         fields["tools"] = self.functions.functions or None
         if self.text.verbosity not in (None, "medium"):
-            reason = f"text.verbosity={self.text.verbosity!r} is not served: the model is not asked for it"
+            reason = f"text.verbosity={self.text.verbosity!r} is not supported: the prompt does not contain it"
             unserved.note("text.verbosity", reason)
         return load(ChatBody, fields, unserved)
 
@@ -103,14 +103,14 @@ def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
-    @router.post("/v1/responses", summary="Answer a conversation, as OpenAI's newer clients ask")
+    @router.post("/v1/responses", summary="Answer a conversation, in the form of OpenAI's Responses API")
     @router.post("/responses", include_in_schema=False)
     async def responses(request: Request) -> Response:
         body = await read(request, ResponsesBody)
         chat = body.chat(request.scope["unserved"])
         return await answer(service, request, chat, chats(service, request, chat), ResponsesForm(service, body))
 
-    @router.post("/v1/responses/input_tokens", summary="The tokens of such a conversation")
+    @router.post("/v1/responses/input_tokens", summary="Count the tokens of such a conversation")
     async def count(request: Request) -> dict[str, Any]:
         body = await read(request, ResponsesBody)
         return {
@@ -122,14 +122,14 @@ def routes(service: Service) -> APIRouter:
 
 
 class ResponsesForm:
-    """Answers as OpenAI's newer API writes them.
+    """Answers in the form of OpenAI's Responses API.
 
     Parameters
     ----------
     service : Service
         Has the model's name.
     body : ResponsesBody
-        What was asked.
+        The request.
     """
 
     prefix = "resp_"
@@ -178,7 +178,7 @@ class ResponsesForm:
         yield {"type": f"response.{response['status']}", "response": response, "timings": exchange.timings(0)}
 
     def _response(self, exchange: Exchange, output: list[Any], reason: str | None, usage: Any) -> dict[str, Any]:
-        """Return a response; ``reason`` None: it is still being made."""
+        """Return a response; ``reason`` None: it is still in progress."""
         body, cut = self._body, reason == "length"
         job = exchange.parts[0][0].current
         return {
@@ -220,7 +220,7 @@ class OutputBlocks(Blocks):
     Parameters
     ----------
     tools : Tools
-        What the functions were that the model may call.
+        The original kinds of the functions that the model may call.
     """
 
     def __init__(self, tools: Tools) -> None:
@@ -257,7 +257,7 @@ class OutputBlocks(Blocks):
             yield self._event("content_part.added", block) | {"part": self._part(block)}
 
     def _grown(self, block: Block, text: str) -> Iterator[Event]:
-        if not self._is_custom(block):  # whose text is known when the JSON around it is complete
+        if not self._is_custom(block):  # its text is only known when the surrounding JSON is complete
             yield self._event(f"{EVENTS[block.kind]}.delta", block) | {"delta": text}
 
     def _closed(self, block: Block) -> Iterator[Event]:
@@ -284,7 +284,7 @@ class OutputBlocks(Blocks):
 
 
 def _input(block: Block) -> str:
-    """Return the text that a custom tool is called with; what there is of it when the answer was cut off."""
+    """Return the input text of a custom tool; incomplete if the answer was cut off."""
     arguments = block.arguments
     return str(arguments.get("input", block.text)) if isinstance(arguments, dict) else block.text
 

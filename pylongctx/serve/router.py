@@ -1,4 +1,4 @@
-"""A server of several models: it loads what a request names, and passes the request on."""
+"""A server of several models, which loads the model of a request and forwards the request to it."""
 
 import asyncio
 import time
@@ -32,27 +32,27 @@ from pylongctx.serve.shelf import OneModel, Shelf, Source
 from pylongctx.serve.web import INDEX
 
 Object = dict[str, Any]
-# headers of a connection, not of what it carries, and those that every server writes itself
+# hop-by-hop headers, and those that every server writes itself
 HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect".split()
 )
 OWN = HOP | {b"date", b"server"}
 ENDS = {"/api/chat": ("messages", chat_piece), "/api/generate": ("prompt", generate_piece)}
-AT_ONCE = frozenset({"0", "0.0", "0s", "0m", "0h"})  # Ollama's keep_alive that unloads a model
+AT_ONCE = frozenset({"0", "0.0", "0s", "0m", "0h"})  # values of Ollama's keep_alive that unload a model
 
 
 @dataclass
 class Router:
-    """What a server of several models consists of.
+    """The parts of a server of several models.
 
     Attributes
     ----------
     shelf : Shelf
-        Which models there are.
+        The available models.
     children : Children
-        Those that are loaded.
+        The processes of loaded models.
     settings : Settings
-        Who may ask, and limits of requests.
+        Access control and limits of requests.
     autoload : bool
         Whether a request loads its model.
     loads_first : bool
@@ -68,7 +68,7 @@ class Router:
     started: int = field(default_factory=lambda: int(time.time()))
 
     def source(self, name: Any) -> Source:
-        """Return the model of a name; of one model alone without a name, too. ApiError when there is none."""
+        """Return the model of a name, or the only one without a name; ApiError when there is none."""
         if isinstance(self.shelf, OneModel):
             return self.shelf.only
         sources = self.shelf.sources()
@@ -76,7 +76,7 @@ class Router:
             return next(iter(sources.values()))
         known = ", ".join(map(repr, list(sources)[:8]))
         if not isinstance(name, str) or not name:
-            raise invalid(f"the request names no model: this server has {known}", "model")
+            raise invalid(f"the request has no field model: this server has {known}", "model")
         found = sources.get(name) or sources.get(name.removesuffix(ollama.LATEST))
         if found is None:
             reason = f"there is no model {name[:60]!r}: this server has {known}"
@@ -84,7 +84,7 @@ class Router:
         return found
 
     def entry(self, source: Source) -> Object:
-        """Return a model as OpenAI's clients and llama-server's read it."""
+        """Return a model in the form of OpenAI's and llama-server's clients."""
         child = self.children.of(source)
         status: Object = {"value": child.status}
         if child.status != "unloaded" or child.exit_code is not None:
@@ -130,20 +130,20 @@ def create_app(router: Router) -> FastAPI:
     async def forward(request: Request) -> Response:
         return await _forward(router, request)
 
-    enclose(app, router)  # with the page, which comes before all that is passed on
+    enclose(app, router)  # adds the page before the routes that are forwarded
     folder = router.settings.static_folder
-    last = len(app.router.routes) - (folder is not None)  # files come last, and would take every path
+    last = len(app.router.routes) - (folder is not None)  # static files come last, since they match every path
     app.router.routes.insert(last, PassedOn(forward, folder))
     return app
 
 
 class PassedOn(Route):
-    """The route of all that models answer: every path but those of files.
+    """The route of all requests for models: every path except those of files.
 
     Parameters
     ----------
     endpoint : callable
-        Answers.
+        Handles the requests.
     folder : Path or None
         Has the files.
     """
@@ -163,7 +163,7 @@ class PassedOn(Route):
 
 
 def _add_models(app: FastAPI, router: Router) -> None:
-    """Add the routes about models, as llama-server's."""
+    """Add llama-server's routes about models."""
 
     @app.get("/v1/models")
     @app.get("/models")
@@ -193,7 +193,7 @@ def _add_models(app: FastAPI, router: Router) -> None:
 
 
 def _add_ollama(app: FastAPI, router: Router) -> None:
-    """Add the routes of Ollama's clients that are about models."""
+    """Add Ollama's routes about models."""
 
     @app.get("/api/tags")
     @app.head("/api/tags")
@@ -228,7 +228,7 @@ def _cards(router: Router) -> Iterator[Object]:
 
 
 def _shown(source: Source) -> Object:
-    """Return what is known of a model that is not loaded."""
+    """Return the description of a model that is not loaded."""
     card = source.card
     assert card is not None
     return {
@@ -246,7 +246,7 @@ def _shown(source: Source) -> Object:
 
 
 async def _fields(request: Request) -> Mapping[str, Any]:
-    """Return the fields of a request's body; none where it has none."""
+    """Return the fields of a request's body; empty without one."""
     if request.method == "GET" or not await request.body():
         return {}
     fields = await json_of(request)
@@ -254,26 +254,26 @@ async def _fields(request: Request) -> Mapping[str, Any]:
 
 
 async def _named(router: Router, request: Request) -> Source:
-    """Return the model that a request names in its body, or else in its address."""
+    """Return the model named in a request's body, or else in its URL."""
     fields = await _fields(request)
     name = fields.get("model") or fields.get("name") or request.query_params.get("model")
     return router.source(name)
 
 
 async def _forward(router: Router, request: Request) -> Response:
-    """Return the answer of the process of a request's model."""
+    """Return the response from the process of a request's model."""
     source = await _named(router, request)
     if (response := await _ended(router, source, request)) is not None:
         return response
     wanted = request.query_params.get("autoload")
     loads = router.autoload if wanted is None else wanted in ("true", "1")
     if not loads and router.children.of(source).status != "loaded":
-        raise invalid(f"the model {source.name!r} is not loaded: POST /models/load loads it", "model")
+        raise invalid(f"the model {source.name!r} is not loaded: load it with POST /models/load", "model")
     return Forwarded(router.children, source, await request.body())
 
 
 async def _ended(router: Router, source: Source, request: Request) -> Response | None:
-    """Unload a model for a client of Ollama that wants it: nothing is asked, and it is to be kept for no time."""
+    """Unload a model on request of Ollama's clients: without a prompt and with keep_alive 0."""
     field, piece = ENDS.get(request.url.path, ("", None))
     fields = await _fields(request) if piece else {}
     if piece is None or fields.get(field) or str(fields.get("keep_alive")) not in AT_ONCE:
@@ -283,16 +283,16 @@ async def _ended(router: Router, source: Source, request: Request) -> Response |
 
 
 class Forwarded(Response):
-    """The answer of a child, passed on as it comes.
+    """The forwarded response of a child.
 
     Parameters
     ----------
     children : Children
-        Load the model.
+        Loads the model.
     source : Source
         The model.
     body : bytes
-        Of the request.
+        The body of the request.
     """
 
     def __init__(self, children: Children, source: Source, body: bytes) -> None:
@@ -302,7 +302,7 @@ class Forwarded(Response):
         self._sent = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass request and answer on; a client that goes away ends the work on its answer, and does not wait for it."""
+        """Forward request and response; a disconnected client cancels its answer at once."""
         work = asyncio.ensure_future(self._pass(scope, send))
         gone = asyncio.ensure_future(until_gone(receive))
         try:
@@ -335,6 +335,6 @@ class Forwarded(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except httpx.TransportError:
             reason = await child.lost()
-            if begun:  # too late for a status: the connection ends without the end of the answer
+            if begun:  # too late for a status: close the connection before the end of the response
                 raise RuntimeError(str(reason)) from None
             raise reason from None

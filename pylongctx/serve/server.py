@@ -23,34 +23,34 @@ M_ARENA_MAX = -8  # of mallopt
 
 
 def share_heaps() -> None:
-    """Let all threads that are started from now on share two heaps, as MALLOC_ARENA_MAX=2 does.
+    """Let all new threads share two heaps, like MALLOC_ARENA_MAX=2.
 
-    glibc gives each a heap of its own, which keeps what was freed, and a server has many threads that only wait.
+    By default glibc gives each thread its own heap, which keeps freed memory; a server has many mostly idle threads.
     """
-    with suppress(AttributeError):  # another libc, which has no such heaps
+    with suppress(AttributeError):  # another libc without such heaps
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
 def listen(host: str, port: int, shared: bool = False) -> socket.socket:
-    """Return a socket that listens, ``shared`` with other processes; OSError when the address cannot be used."""
+    """Return a listening socket, ``shared`` with other processes; OSError when the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, reuse_port=shared)
     except OSError as reason:
         raise OSError(f"cannot listen on {host}:{port}, choose another --host or --port: {reason}") from reason
-    # connections inherit it; asyncio does not set it for this kind of listener, and packets wait 40 ms for each other
+    # inherited by connections; asyncio does not set it for this kind of socket, which delays packets by 40 ms
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def serve(service: Service, listener: socket.socket) -> int:
-    """Serve until SIGINT or SIGTERM: running requests have ``grace`` seconds then. Returns the exit status.
+    """Serve until SIGINT or SIGTERM; then running requests have ``grace`` seconds. Returns the exit status.
 
-    It ends by itself with status 1 when a device is lost.
+    It ends with status 1 when a device is lost.
     """
     expect_signals()
     gc.collect()
-    gc.freeze()  # the cycles that requests leave are found sooner when nothing else is looked at
+    gc.freeze()  # garbage of requests is collected faster when older objects are skipped
     server = make_server(create_app(service), service.settings)
 
     def end() -> None:
@@ -62,7 +62,7 @@ def serve(service: Service, listener: socket.socket) -> int:
         LOG.error("error: %s", service.engine.failure)
         return 1
     if service.is_stuck:
-        LOG.warning("a step or a request did not end in time: the process ends without freeing the model")
+        LOG.warning("a step or a request did not end in time: the process exits without freeing the model")
         logging.shutdown()
         os._exit(1)
     return 0
@@ -70,7 +70,7 @@ def serve(service: Service, listener: socket.socket) -> int:
 
 def expect_signals() -> None:
     """Let SIGINT and SIGTERM end the process with status 0."""
-    # uvicorn handles these signals and raises them again at its end, where the defaults would make it a failure
+    # uvicorn handles these signals and raises them again at its end; the default handlers would report a failure
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
 
@@ -92,10 +92,10 @@ def make_server(app: FastAPI, settings: Settings) -> uvicorn.Server:
 
 
 def inherited(number: int) -> socket.socket:
-    """Return the socket that the process before this one listens on; this one ends with that."""
+    """Return the socket passed by the parent process; this process ends with its parent."""
 
     def watch() -> None:
-        while os.read(0, 1):  # standard input, where nothing comes before its end
+        while os.read(0, 1):  # standard input only ends, it has no data
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -104,7 +104,7 @@ def inherited(number: int) -> socket.socket:
 
 
 def announce(listener: socket.socket, settings: Settings) -> None:
-    """Say where the server is, and warn when others can use it."""
+    """Log the address of the server, and warn if others can use it."""
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     LOG.info("serving at %s://%s:%d%s", "https" if settings.tls else "http", shown, port, settings.prefix)

@@ -1,4 +1,4 @@
-"""What a server consists of, and its settings."""
+"""The parts of a server, and its settings."""
 
 import asyncio
 import threading
@@ -23,69 +23,69 @@ from pylongctx.serve.host import Host
 from pylongctx.serve.metrics import Answers
 
 Result = TypeVar("Result")
-SOON = 0.02  # seconds that /metrics waits for the end of a step
+SOON = 0.02  # maximum wait of /metrics for the end of a step, in seconds
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a server behaves.
+    """The settings of a server.
 
     Attributes
     ----------
     alias : str
         The model's name for clients.
     api_keys : tuple of str
-        Keys of which a client must send one; none: everybody may ask.
+        API keys, one of which a client must send; empty: no key is needed.
     cors_origins : tuple of str
-        Origins of pages that may ask from a browser; ``localhost``: all of this machine, ``*``: all.
+        Origins of pages that may send requests; ``localhost``: all of this machine, ``*``: all.
     hosts : tuple of str
-        Names of this server beside those of the own machine and addresses; with ``*`` any.
+        Names of this server in addition to those of the machine and addresses; with ``*`` any.
     n_queue : int
-        Requests that may wait for a sequence.
+        Maximum requests waiting for a sequence.
     n_predict : int or None
-        Most tokens of an answer whose request does not say how many; None: the context.
+        Default maximum tokens of an answer; None: the context.
     n_body : int
-        Most bytes of a request.
+        Maximum bytes of a request.
     body_patience : float
-        Seconds in which the body of a request must come, with one more for every 64 KiB.
+        Seconds to receive the body of a request, plus one for every 64 KiB.
     stall : float
-        Seconds in which a step does not go on, after which the server says that it is not well.
+        Seconds without progress of a step after which the server is unhealthy.
     step : float
-        Seconds of a step in which answers are written and prompts are evaluated; 0: no bound.
+        Time limit of a step with both answers and prompts in seconds; 0: no limit.
     patience : float or None
-        Seconds without news after which a stream gets a comment; None: never.
+        Idle seconds after which a stream sends a comment; None: never.
     grace : float
-        Seconds that running requests have when the server ends.
+        Seconds for running requests when the server stops.
     slots : bool
-        Whether /slots tells what the sequences do.
+        Whether /slots shows the state of sequences.
     page : bool
         Whether there is a chat page.
     slot_folder : Path or None
-        Where sequences are saved; None: they are not.
+        Folder of saved sequences; None: they cannot be saved.
     aliases : tuple of str
-        More names of the model.
+        Additional names of the model.
     tags : tuple of str
-        What ``/v1/models`` tells of it beside its names.
+        Tags of the model in ``/v1/models``.
     document_bytes : int
-        Most bytes of the rows of documents.
+        Maximum bytes of the rows of documents.
     unknown_fields : str
-        What happens to fields of requests that have no effect: ``warn``, ``ignore``, or ``refuse``.
+        Policy for fields of requests without effect: ``warn``, ``ignore``, or ``refuse``.
     sampling : dict
-        Values for what a request leaves out, by the names of Llama.
+        Default sampling settings of requests, by the names of Llama.
     spm_infill : bool
-        Whether ``/infill`` writes the suffix before the prefix.
+        Whether ``/infill`` puts the suffix before the prefix.
     template : dict
-        The same for the template: ``enable_thinking``, ``chat_template_kwargs``.
+        Default template settings: ``enable_thinking``, ``chat_template_kwargs``.
     cache_prompt : bool
-        Whether a request that does not say so uses what was evaluated before.
+        Whether requests reuse cached prefixes by default.
     prefills : bool
-        Whether an answer goes on with a last message of the assistant, where a request does not say so.
+        Whether answers continue a last message of the assistant by default.
     static_folder : Path or None
-        Files that are served in place of the chat page.
+        Files to serve instead of the chat page.
     prefix : str
-        Begins the paths of all routes.
+        Prefix of the paths of all routes.
     tls : tuple of str or None
-        Files of a certificate and of its key; None: no TLS.
+        Files of the certificate and its key; None: no TLS.
     """
 
     alias: str
@@ -125,7 +125,7 @@ class Service:
     host : Host
         The model.
     settings : Settings
-        How to behave.
+        The settings.
     embedder : Llama or None
         The same file, opened for embeddings.
     """
@@ -141,29 +141,29 @@ class Service:
         self.answers = Answers()
         self._kv_bytes = 0
         self._counting: Future[int] | None = None
-        self.is_stuck = False  # at the end: somebody still uses the model
-        self.n_requests = 0  # that want tokens, waiting or running
+        self.is_stuck = False  # at the end: the model is still in use
+        self.n_requests = 0  # requests for tokens, waiting or running
         self.most_requests = host.n_seq + settings.n_queue
         self.pool = ThreadPoolExecutor(self.most_requests, "pylongctx-request")
 
     @cached_property
     def fingerprint(self) -> str:
-        """What made an answer: OpenAI's ``system_fingerprint``."""
+        """The build that generates answers: OpenAI's ``system_fingerprint``."""
         return fingerprint()
 
     def prefills(self, asked: bool | None) -> bool:
-        """Return whether an answer goes on with a last message of the assistant."""
+        """Return whether an answer continues a last message of the assistant."""
         return self.settings.prefills if asked is None else asked
 
     def sampling_params(self) -> SamplingParams:
-        """Return how tokens are chosen when a request says nothing."""
+        """Return the default sampling settings of requests."""
         known = {**completion_defaults(), **self.settings.sampling}
         given = {name: known[name] for name in SamplingParams.__dataclass_fields__ if name in known}
         given |= {"seed": self.host.seed, "penalty_last_n": self.host.last_n_tokens_size, "temp": known["temperature"]}
         return SamplingParams(**given | {"logit_bias": known["logit_bias"] or {}})
 
     def close(self) -> None:
-        """End all requests and free the model, unless somebody still uses it after the time of grace."""
+        """End all requests and free the model, unless it is still in use after the grace period."""
         self.is_stuck = not self.engine.close(self.settings.grace)
         ending = threading.Thread(target=self.pool.shutdown, daemon=True)
         ending.start()
@@ -176,21 +176,21 @@ class Service:
             self._vectors.close()
 
     def check_engine(self) -> None:
-        """Raise ApiError when the engine has failed, or has not taken a step for long with work waiting."""
+        """Raise ApiError when the engine has failed, or made no progress for too long."""
         if self.engine.failure is not None:
             raise unavailable(f"the engine has failed, restart the server: {self.engine.failure}")
         if self.engine.stalled() > self.settings.stall:
-            raise unavailable(f"the engine does not go on for {self.engine.stalled():.0f} s, with work waiting")
+            raise unavailable(f"the engine has made no progress for {self.engine.stalled():.0f} s")
 
     async def between_steps(self, future: "Future[Result]") -> Result:
-        """Wait for what the engine does between two steps; ApiError when its step does not go on."""
+        """Wait for a function between two steps of the engine; ApiError when its step makes no progress."""
         waited = asyncio.wrap_future(future)
         while not (await asyncio.wait([waited], timeout=self.settings.stall / 2))[0]:
             self.check_engine()
         return waited.result()
 
     async def kv_bytes(self) -> int:
-        """Return the bytes of the KV cache, as they were last seen when a step takes longer than ``SOON``."""
+        """Return the bytes of the KV cache, or the last known value if a step takes longer than ``SOON``."""
         if self._counting is None or self._counting.done():
             self._counting = self.engine.call(self.host.kv_bytes)
         await asyncio.wait([asyncio.wrap_future(self._counting)], timeout=SOON)
@@ -199,31 +199,35 @@ class Service:
         return self._kv_bytes
 
     def admit(self) -> None:
-        """Count a request that wants tokens; ApiError when too many wait. Must be followed by ``leave``."""
+        """Count a request for tokens; ApiError when too many wait. Must be followed by ``leave``."""
         self.check_engine()
         if self.n_requests >= self.most_requests:
-            raise unavailable(f"{self.n_requests} requests run or wait, try again later (--queue allows more)")
+            raise unavailable(
+                f"{self.n_requests} requests are running or waiting, try again later (--queue sets the limit)"
+            )
         self.n_requests += 1
 
     def leave(self) -> None:
-        """Count a request no more."""
+        """Stop counting a request."""
         self.n_requests -= 1
 
     async def threaded(self, function: Callable[[], Result]) -> Result:
-        """Return what a function returns in a thread; who asks waits in the queue of requests."""
+        """Run a function in a thread and return its result; the call counts as a waiting request."""
         with self.admitted():
             return await asyncio.get_running_loop().run_in_executor(self.pool, function)
 
     def vectors(self) -> Embedder:
-        """Return what makes embeddings; ApiError where nothing does."""
+        """Return the model for embeddings; ApiError when there is none."""
         if self.embedder is None or self.embedder.pooling == RANK:
-            raise ApiError(501, "not_supported_error", "this server makes no embeddings: start it with --embeddings")
+            raise ApiError(
+                501, "not_supported_error", "this server does not serve embeddings: start it with --embeddings"
+            )
         return self.embedder
 
     def ranker(self) -> Embedder:
-        """Return what judges documents; ApiError where nothing does."""
+        """Return the model for reranking; ApiError when there is none."""
         if self.embedder is None or self.embedder.pooling != RANK:
-            reason = "this server ranks no documents: start it with --reranking, and a model with a head for that"
+            reason = "this server does not rerank documents: start it with --reranking and a model for it"
             raise ApiError(501, "not_supported_error", reason)
         return self.embedder
 
@@ -238,5 +242,5 @@ class Service:
 
 
 def fingerprint() -> str:
-    """Return which build this is."""
+    """Return the build."""
     return f"b{build_info()['series']}-pylongctx-{__version__}"

@@ -1,4 +1,4 @@
-"""What holds an answer: the fields of llama-server and vLLM for schemas, expressions, choices and grammars."""
+"""Constraints of an answer: llama-server's and vLLM's fields for schemas, regular expressions, choices and grammars."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ class StructuredOutputs(Open):
 
 
 class Shaped(Fields):
-    """Fields that hold an answer; one of them at most."""
+    """Fields that constrain an answer, of which at most one may be set."""
 
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
@@ -33,10 +33,10 @@ class Shaped(Fields):
     structured_outputs: StructuredOutputs | None = None
 
     def wanted(self) -> tuple[str, Any] | None:
-        """Return what holds the answer, ``schema``, ``regex``, ``choice`` or ``grammar``, and its value."""
+        """Return the kind of constraint, ``schema``, ``regex``, ``choice`` or ``grammar``, and its value."""
         inner = self.structured_outputs or StructuredOutputs()
         if inner.structural_tag is not None:
-            reason = "structured_outputs.structural_tag is not served: a schema, a regex, a choice or a grammar is"
+            reason = "structured_outputs.structural_tag is not supported: use a schema, a regex, a choice or a grammar"
             raise invalid(reason, "structured_outputs")
         anything = {"type": "object"} if inner.json_object or None else None
         given = [
@@ -55,12 +55,12 @@ class Shaped(Fields):
         found = [one for one in given if one[2] is not None]
         if len(found) > 1:
             (first, *_), (second, *_) = found[:2]
-            raise invalid(f"{first} and {second} cannot both hold the answer", second.split(".")[0])
+            raise invalid(f"{first} and {second} cannot be combined", second.split(".")[0])
         return None if not found else (found[0][1], found[0][2])
 
 
 def as_schema(value: Any) -> Any:
-    """Return a schema that may be JSON text."""
+    """Return a schema, which may be given as JSON text."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError as reason:
@@ -68,7 +68,7 @@ def as_schema(value: Any) -> Any:
 
 
 def grammar_of(kind: str, value: Any) -> LlamaGrammar | str:
-    """Return the grammar of what ``Shaped.wanted`` returned."""
+    """Return the grammar for a result of ``Shaped.wanted``."""
     if kind == "schema":
         return LlamaGrammar.from_json_schema(value)
     if kind == "regex":

@@ -1,4 +1,4 @@
-"""Which models a server of several has: files in folders, single files, and names of the catalogue."""
+"""The models of a server of several models: files in folders, single files, and names of the catalogue."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from pylongctx.catalog import CATALOG
 from pylongctx.serve.cards import Card, card_of
 
 FIRST = re.compile(r"(.*)-00001-of-\d{5}\.gguf", re.DOTALL)
-PROJECTOR = "mmproj"  # begins the names of files that belong to another one, and read pictures
+PROJECTOR = "mmproj"  # prefix of files with image projectors of other models
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Source:
     name : str
         Its name for clients.
     word : str
-        What ``pylongctx serve --model`` takes: a path, or a name of the catalogue.
+        Argument of ``pylongctx serve --model``: a path, or a name of the catalogue.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Source:
 
     @property
     def path(self) -> str | None:
-        """The file; None for a model of the catalogue that is not here yet."""
+        """The file; None for a model of the catalogue that is not downloaded."""
         entry = None if Path(self.word).is_file() else CATALOG.get(self.word)
         found = self.word if entry is None else entry.path()
         return None if found is None else str(found)
@@ -46,7 +46,7 @@ class Source:
 
     @property
     def card(self) -> Card | None:
-        """What its file says of it; None where there is none yet, or it cannot be read."""
+        """The description from its file; None if it is missing or unreadable."""
         try:
             return None if self.path is None else card_of(self.path)
         except InvalidInput:
@@ -54,7 +54,7 @@ class Source:
 
 
 class Shelf:
-    """The models of a server, looked for whenever they are asked for.
+    """The models of a server, searched again on every access.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Shelf:
     Raises
     ------
     ValueError
-        When one of the words is nothing of that, or two models have one name.
+        When a word is invalid, or two models have the same name.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ class Shelf:
             raise ValueError(f"two models are called {twice!r}: rename a file")
 
     def sources(self) -> dict[str, Source]:
-        """Return all models by name; of two with one name the first."""
+        """Return all models by name; the first one of those with the same name."""
         found: dict[str, Source] = {}
         for word in self._words:
             for source in _sources(word):
@@ -86,7 +86,7 @@ class Shelf:
 
 
 class OneModel:
-    """A shelf of one model, whatever a request calls it.
+    """A shelf of one model, which is used for any name in a request.
 
     Parameters
     ----------
@@ -116,11 +116,11 @@ def _sources(word: str) -> Iterator[Source]:
         if path.is_file():
             yield Source(_name(path), word)
     else:
-        raise ValueError(f"{word!r} is no folder, no .gguf file and no name that pylongctx get lists")
+        raise ValueError(f"{word!r} is neither a folder, a .gguf file nor a name that pylongctx get lists")
 
 
 def _is_first(name: str) -> bool:
-    """Return whether a file is a model, or the first of its files."""
+    """Return True if a file is a model, or the first file of a split model."""
     return not name.startswith(PROJECTOR) and (not SPLIT_NAME.fullmatch(name) or FIRST.fullmatch(name) is not None)
 
 

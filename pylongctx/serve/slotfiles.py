@@ -25,24 +25,26 @@ class SlotFiles:
     service : Service
         Has the folder.
     owner : str or None
-        Who asks: each has a folder of its own.
+        The owner of the request; each has a separate folder.
 
     Raises
     ------
     ApiError
-        When the server saves nothing.
+        When the server has no folder for sequences.
     """
 
     def __init__(self, service: Service, owner: str | None) -> None:
         folder = service.settings.slot_folder
         if folder is None:
-            raise ApiError(501, "not_supported_error", "this server saves no sequences: start it with --slot-save-path")
+            raise ApiError(
+                501, "not_supported_error", "this server does not save sequences: start it with --slot-save-path"
+            )
         self._service = service
         self._owner = owner
         self._folder = folder / owner if owner else folder
 
     async def save(self, seq: int, name: str) -> dict[str, Any]:
-        """Write what an idle sequence holds to a file."""
+        """Save an idle sequence to a file."""
         path, began = self._path(name), time.monotonic()
         saved = await self._service.between_steps(self._service.engine.save(seq, self._owner))
         await self._threaded(partial(self._write, path, saved))
@@ -50,7 +52,7 @@ class SlotFiles:
         return found | {"timings": {"save_ms": 1000 * (time.monotonic() - began)}}
 
     async def restore(self, seq: int, name: str) -> dict[str, Any]:
-        """Replace what an idle sequence holds by a file."""
+        """Restore an idle sequence from a file."""
         path, began = self._path(name), time.monotonic()
         if not path.is_file():
             raise invalid(f"there is no saved sequence {name!r}", "filename")
@@ -62,7 +64,9 @@ class SlotFiles:
 
     def _path(self, name: str) -> Path:
         if not NAME.fullmatch(name):
-            raise invalid("filename must be letters, digits, '.', '_' and '-', and not begin with '.'", "filename")
+            raise invalid(
+                "filename must consist of letters, digits, '.', '_' and '-', and not begin with '.'", "filename"
+            )
         return self._folder / name
 
     def _write(self, path: Path, saved: Snapshot) -> None:

@@ -1,4 +1,4 @@
-"""What a server does with texts and tokens beside completions."""
+"""Routes for texts and tokens other than completions."""
 
 import base64
 from functools import partial
@@ -14,7 +14,7 @@ from pylongctx.serve.fields import read
 from pylongctx.serve.generate import rendering
 from pylongctx.serve.service import Service
 
-MOST_TEXTS = 2048  # that one request may embed
+MOST_TEXTS = 2048  # maximum texts per request
 
 
 def routes(service: Service) -> APIRouter:
@@ -64,14 +64,14 @@ def routes(service: Service) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
         if body.encoding_format not in ("float", "base64"):
-            raise invalid(f"encoding_format is float or base64, not {body.encoding_format!r}", "encoding_format")
+            raise invalid(f"encoding_format must be float or base64, not {body.encoding_format!r}", "encoding_format")
         found = await service.threaded(partial(_embed, service, body))
         if body.encoding_format == "base64":
             for one in found["data"]:
                 one["embedding"] = base64.b64encode(np.array(one["embedding"], np.float32).tobytes()).decode()
         return JSONResponse(found)
 
-    @router.post("/embedding", summary="The same, as llama-server's own clients ask")
+    @router.post("/embedding", summary="Vectors of texts, in llama-server's form")
     @router.post("/embeddings", include_in_schema=False)
     async def embedding(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
@@ -82,7 +82,7 @@ def routes(service: Service) -> APIRouter:
 
 
 def token_text(service: Service, token: int) -> str:
-    """Return the text that a token stands for, "" for none."""
+    """Return the text of a token; "" for none."""
     return service.host.model.piece(token, True).decode("utf-8", "replace") if token >= 0 else ""
 
 
@@ -92,7 +92,7 @@ def _tokens(service: Service, text: str, special: bool, parse_special: bool) -> 
 
 
 def _with_piece(service: Service, token: int) -> dict[str, Any]:
-    """Return a token with its text, or with its bytes when they are a part of a character."""
+    """Return a token with its text, or with its bytes if they are part of a character."""
     piece = service.host.model.piece(token, True)
     try:
         return {"id": token, "piece": piece.decode()}
@@ -105,7 +105,7 @@ def _embed(service: Service, body: EmbeddingsBody) -> Any:
     embedder = service.vectors()
     if body.embd_normalize not in (-1, 2):
         raise invalid(
-            f"embd_normalize is 2 (length 1) or -1 (as they are), not {body.embd_normalize}", "embd_normalize"
+            f"embd_normalize must be 2 (length 1) or -1 (unchanged), not {body.embd_normalize}", "embd_normalize"
         )
     texts = [service.host.plain(prompt) for prompt in as_prompts(body.input, MOST_TEXTS, "input")[0]]
     embed, normalize = embedder.response, body.embd_normalize == 2

@@ -1,4 +1,4 @@
-"""One completion of the server: a Completer whose tokens come from the engine."""
+"""One completion of the server: a Completer with the engine as token source."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,15 +23,15 @@ class Ticket:
     host : Host
         The model.
     engine : EngineThread
-        Makes the tokens.
+        Generates the tokens.
     limit : int or None
-        Most tokens where a request does not say how many; None: what fits.
+        Default maximum tokens; None: as many as fit.
     last_n_tokens_size : int or None
-        Tokens that penalties look back at, -1: all of the context; None: those of the host.
+        Number of last tokens that penalties consider; -1: the whole context; None: the host's setting.
     prefills : bool
-        Whether an answer goes on with a last message of the assistant.
+        Whether an answer continues a last message of the assistant.
     fields : dict
-        More fields of the job: ``traced``, ``progress``, ``owner``, ``slot``, ``reuses``.
+        Additional fields of the job: ``traced``, ``progress``, ``owner``, ``slot``, ``reuses``.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Ticket:
         **fields: Any,
     ) -> None:
         if fields.get("traced") is not None and chunked(host.method) is None:
-            raise ValueError(f"method {str(host.method)!r} reads no chunks, there is nothing to trace")
+            raise ValueError(f"method {str(host.method)!r} does not read chunks, so there is nothing to trace")
         self.host = host
         self._last_n = host.last_n_tokens_size if last_n_tokens_size is None else last_n_tokens_size
         self._prefills = prefills
@@ -60,12 +60,12 @@ class Ticket:
         return self.host.model
 
     def completer(self) -> Completer:
-        """Return what answers a request with the tokens of this ticket."""
+        """Return a Completer that uses the tokens of this ticket."""
         host, last_n = self.host, self.host.n_ctx if self._last_n < 0 else self._last_n
         return Completer(host.model, self, host.name, host.templates, host.seed, last_n, prefills=self._prefills)
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Cancel the job, since the reader is gone."""
         self._cancelled = True
         if self.current is not None:
             self._engine.cancel(self.current)
@@ -73,11 +73,11 @@ class Ticket:
     # ---- TokenSource ----
 
     def turn(self) -> AbstractContextManager[Any]:
-        """Return nothing to hold: the engine's thread alone uses the context."""
+        """Return a no-op lock, since only the engine's thread uses the context."""
         return nullcontext()
 
     def check_size(self, n_bytes: int) -> None:
-        """Raise PromptTooLong for a text that cannot fit, whatever its tokens are."""
+        """Raise PromptTooLong for a text that cannot fit with any tokenization."""
         self.host.session.check_size(n_bytes)
 
     @property
@@ -87,21 +87,21 @@ class Ticket:
 
     @property
     def evicts(self) -> bool:
-        """Whether tokens may leave a text that does not fit."""
+        """True if tokens may be evicted from a text that does not fit."""
         return self.host.session.evicts
 
     def document(self, text: str | None, name: str | None) -> Document:
-        """Take note of a document of the owner, or return the one of a name."""
+        """Register a document of the owner, or return the one with a name."""
         return self._engine.documents.asked(text, name, self._fields.get("owner"))
 
     def say(self, message: str) -> None:
-        """Tell the user, when verbose."""
+        """Write to the log if verbose."""
         self.host.session.say(message)
 
     def job(
         self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, text: str = "", **fields: Any
     ) -> Job:
-        """Return a job with at most ``max_tokens``; None or < 0: as many as the server says."""
+        """Return a job with at most ``max_tokens``; None or < 0: the server's default."""
         room = self.host.n_ctx - len(tokens)
         if room <= 0:
             raise self.host.session.too_long(len(tokens))
@@ -120,10 +120,10 @@ class Ticket:
         return job.rows(job.take)
 
     def drawn(self, job: Job) -> Drawn:
-        """Yield tokens, with the logits that they were chosen from when the job asks for them."""
+        """Yield tokens, with the logits that they were sampled from if the job requests them."""
         self._engine.submit(job)
         return job.drawn(job.take)
 
     def finish(self, job: Job) -> None:
-        """End the job: a stop string may have come before the engine's end."""
+        """End the job, since a stop string may end the answer before the engine does."""
         self._engine.cancel(job, satisfied=True)

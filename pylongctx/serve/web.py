@@ -1,4 +1,4 @@
-"""What is around the routes: a folder of files, and a prefix of all paths."""
+"""A folder of static files, and a prefix of all paths."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ INDEX = "index.html"
 
 
 def add_folder(app: FastAPI, folder: Path) -> frozenset[str]:
-    """Serve the files of a folder where the app has no route; returns the paths of those that are there now."""
+    """Serve the files of a folder where the app has no route; returns the paths of existing files."""
     routes = {getattr(route, "path", "") for route in app.routes}
     names = {f"/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*") if path.is_file()}
     pages = {name.removesuffix(INDEX) for name in names if name.endswith(f"/{INDEX}")}
@@ -22,14 +22,14 @@ def add_folder(app: FastAPI, folder: Path) -> frozenset[str]:
 
 
 class Prefix:
-    """Takes a prefix off the paths of requests; others are not found.
+    """Removes a prefix from the paths of requests; other paths are not found.
 
     Parameters
     ----------
     app : ASGI application
-        What answers.
+        The application.
     prefix : str
-        It begins with a slash, and ends with none.
+        It begins with a slash and does not end with one.
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:

@@ -1,4 +1,4 @@
-"""A store of texts that were read, on disk: any later process goes on where one has been."""
+"""A store of KV caches on disk, from which later processes continue."""
 
 from pylongctx.store.store import KVStore, StoreUsage
 

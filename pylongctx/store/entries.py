@@ -1,4 +1,4 @@
-"""The files of a store, and in which order they leave."""
+"""The files of a store, and the order of their removal."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,11 @@ class Entry:
     Attributes
     ----------
     name, kind : str
-        Of the block, and what of it the file holds.
+        The name of the block, and the kind of data in the file.
     n_bytes : int
         Its size.
     used : float
-        When it was written or used last, in seconds since the epoch.
+        Time of the last write or use, in seconds since the epoch.
     """
 
     path: Path
@@ -31,7 +31,7 @@ class Entry:
 
     @classmethod
     def of(cls, path: Path) -> "Entry | None":
-        """Return the entry of a file; None when it is no file of a block, or has left."""
+        """Return the entry of a file; None when it is not a file of a block, or is gone."""
         if not NAME.fullmatch(path.name):
             return None
         try:
@@ -43,26 +43,26 @@ class Entry:
 
 @dataclass(frozen=True)
 class Link:
-    """Where a block is in its texts: the block before it, and the tokens up to its end."""
+    """The position of a block in its texts: the block before it, and the tokens up to its end."""
 
     before: str = ""
     end: int = 0
 
 
 def leaving(entries: Iterable[Entry], links: Mapping[str, Link]) -> list[Entry]:
-    """Return files in the order in which they leave: the least recently used first, a block after all that follow it.
+    """Return files in the order of removal: the least recently used first, a block after all that follow it.
 
     Parameters
     ----------
     entries : iterable of Entry
         The files.
     links : mapping
-        Of their names; a name that is missing follows no block.
+        Links by name; a missing name has no previous block.
 
     Returns
     -------
     list of Entry
-        ``used`` is the last use of any text through the block, so a beginning that many texts share outlives each.
+        ``used`` is the last use of any text with the block, so a common prefix of many texts outlives each of them.
     """
     entries = list(entries)
     used: dict[str, float] = {}

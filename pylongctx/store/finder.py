@@ -1,4 +1,4 @@
-"""The store as a source of rows: how far a prompt is stored, and its blocks in order."""
+"""The store as a source of KV entries: the stored prefix of a prompt, and its blocks in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stored text can end: after some whole blocks, or after the tail that follows them.
+    """A possible end of a stored prefix: after some whole blocks, or after the tail that follows them.
 
     Attributes
     ----------
@@ -37,9 +37,9 @@ class Place:
     end : int
         Tokens.
     kind, name : str
-        The file that completes it; for ROWS that of the last block.
+        The file that completes it; for ROWS the file of the last block.
     held : int
-        Tokens that the sequence has without the store.
+        Tokens that the sequence already holds.
     """
 
     names: list[str]
@@ -50,7 +50,7 @@ class Place:
 
 
 class BlockLost(Exception):  # noqa: N818 - reads as what happened
-    """A block is gone, is damaged, or belongs to another model."""
+    """A block is missing, damaged, or belongs to another model."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"block {name[:8]} is lost")
@@ -58,7 +58,7 @@ class BlockLost(Exception):  # noqa: N818 - reads as what happened
 
 
 class Finder(Source):
-    """The stored beginning of a prompt, a ``Source``.
+    """A ``Source`` of the stored prefix of a prompt.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Finder(Source):
         self._failed = False
 
     def covers(self, tokens: Tokens, held: int) -> Piece | None:
-        """Return the longest beginning of a prompt that is stored; its key is a ``Place``."""
+        """Return the longest stored prefix of a prompt; its key is a ``Place``."""
         place = None if self._failed else next(self._places(tokens, held), None)
         if place is None or place.end <= held:
             return None
@@ -87,7 +87,7 @@ class Finder(Source):
         return Piece(self, first, place.end, (place, tokens[: place.end]), logits=place.kind == TAIL)
 
     def planned(self, tokens: Tokens, pieces: Sequence[Piece]) -> None:
-        """Count a prompt of which nothing is stored, and record the use of its blocks."""
+        """Count a prompt without a stored prefix, and record the use of its blocks."""
         piece = next((one for one in pieces if one.source is self), None)
         held = pieces[0].end if pieces and not pieces[0].first else 0
         self._store.usage.misses += piece is None and len(tokens) // BLOCK * BLOCK > held
@@ -95,11 +95,11 @@ class Finder(Source):
         self._store.use([*names, piece.key[0].name] if piece is not None and piece.key[0].kind == TAIL else names)
 
     def fetch(self, piece: Piece) -> Iterator[Load]:
-        """Yield a load for each block, and the last one with what completes them."""
+        """Yield a load for each block; the last one has the data that completes them."""
         place, tokens = piece.key
         usage, started, border = self._store.usage, time.monotonic(), len(place.names) * BLOCK
         done = None
-        if place.kind != ROWS:  # first, so that nothing is loaded in vain
+        if place.kind != ROWS:  # first, so that blocks are not loaded unnecessarily
             done = self._read(place.name, place.kind, tokens, border if place.kind == TAIL else border - BLOCK)
         seconds = 0.0
         for start in range(piece.first, border, BLOCK) if self._layout.has_rows else ():
@@ -115,7 +115,7 @@ class Finder(Source):
         usage.seconds_saved += seconds - (time.monotonic() - started)
 
     def fail(self, piece: Piece, reason: Exception) -> bool:
-        """Search on without a block that is lost; without the store, where its blocks do not fit."""
+        """Search again without a lost block; without the store if its blocks do not fit."""
         if isinstance(reason, BlockLost):
             self._lost.add(reason.name)
         else:
@@ -124,7 +124,7 @@ class Finder(Source):
         return True
 
     def _places(self, tokens: Tokens, held: int) -> Iterator[Place]:
-        """Yield where the stored text can end, the most tokens first."""
+        """Yield the possible ends of the stored prefix, the longest first."""
         names = chain(self._identity, tokens, BLOCK)
         n_block = next((i for i, name in enumerate(names) if name in self._lost), len(names))
         if self._layout.has_rows:
@@ -151,7 +151,7 @@ class Finder(Source):
         return Load(state.input_ids, rows, rest=point if self._layout.has_points else point[:0], logits=state.logits)
 
     def _read(self, name: str, kind: str, tokens: Tokens, first: int) -> LlamaState:
-        """Return the file of a part of the text, which begins at ``first`` and ends where ``tokens`` do."""
+        """Return the file of the part of the text from ``first`` to the end of ``tokens``."""
         state = self._store.read(name, kind)
         sound = state is not None and np.array_equal(state.input_ids, tokens[first:])
         if state is None or not sound or not self._identity.items() <= state.identity.items():
@@ -166,13 +166,13 @@ def tail_name(block: str, tokens: Tokens) -> str:
 
 
 def tails(folder: Folder, block: str, rest: Tokens) -> list[tuple[int, Path]]:
-    """Return lengths and files of the tails of a block with which a text continues."""
+    """Return the lengths and files of a block's tails that match a text."""
     found = [(_tokens_of(path), path) for path in folder.tails(block)]
     return [(len(tail), path) for tail, path in found if len(tail) and np.array_equal(tail, rest[: len(tail)])]
 
 
 def joined(rows: NDArray[np.uint8], point: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return what a tail holds: the length of its rows, the rows, and its point."""
+    """Return the content of a tail: the length of its rows, the rows, and its point."""
     return np.concatenate([np.array([len(rows), 0], np.uint64).view(np.uint8), rows, point])
 
 
@@ -183,7 +183,7 @@ def split(data: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]
 
 
 def _tokens_of(path: Path) -> Tokens:
-    """Return the tokens of a tail; none when it is damaged, gone or cannot be read."""
+    """Return the tokens of a tail; empty when it is damaged, missing or unreadable."""
     try:
         return read_tokens(path)
     except (LctxError, ValueError, OSError, MemoryError):
@@ -191,6 +191,6 @@ def _tokens_of(path: Path) -> Tokens:
 
 
 def _seconds(state: LlamaState) -> float:
-    """Return how long the tokens of a file took to be evaluated."""
+    """Return the time that the evaluation of a file's tokens took."""
     seconds = state.identity.get("seconds")
     return float(seconds) if isinstance(seconds, int | float) else 0.0

@@ -1,4 +1,4 @@
-"""What a sequence evaluates goes to the store."""
+"""Writing the evaluated tokens of a sequence to the store."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Keeper:
     session : Session
         The sequence.
     store : KVStore
-        Where to.
+        The store to write to.
     layout : Layout
-        Which files there are.
+        The kinds of files to write.
     """
 
     def __init__(self, session: Session, store: KVStore, layout: Layout) -> None:
         self._session, self._store, self._layout = session, store, layout
-        self._end = 0  # of the text that is being evaluated
+        self._end = 0  # end of the current text
 
     def begin(self, pos: int, n: int) -> None:
         """Record that a text of ``n`` tokens follows position ``pos``."""
         self._end = pos + n
 
     def cut(self, pos: int, n: int) -> int:
-        """Return how many of ``n`` tokens from ``pos`` on a step may take: it ends where a point is stored."""
+        """Return how many of ``n`` tokens from ``pos`` a step may evaluate: it ends where a point is stored."""
         borders = range((pos // BLOCK + 1) * BLOCK, pos + n, BLOCK)
         return next((border - pos for border in borders if self._layout.is_point(border, self._end)), n)
 
@@ -53,15 +53,15 @@ class Keeper:
                 self._keep_blocks(start, end)
             if self._is_end(end):
                 self._keep_tail(end // BLOCK * BLOCK, end)
-        except (LctxError, MemoryError, OSError) as reason:  # nothing of the store may fail the evaluation
+        except (LctxError, MemoryError, OSError) as reason:  # the store must never fail an evaluation
             self._session.say(f"not stored: {reason}")
 
     def _is_end(self, n: int) -> bool:
-        """Return whether a text of ``n`` tokens ends, whose logits are known and whose tail is worth a file."""
+        """Return True if a text ends after ``n`` tokens with known logits and a tail that is worth a file."""
         session, border = self._session, n // BLOCK * BLOCK
         if n != self._end or not session.has_logits or not 0 < border <= n - LEAST:
             return False
-        return not self._layout.has_rows or session.context.place(n) == n  # a part may end there
+        return not self._layout.has_rows or session.context.place(n) == n  # a part can end there
 
     def _keep_blocks(self, start: int, end: int) -> None:
         context, seq = self._session.context, self._session.seq
@@ -82,7 +82,7 @@ class Keeper:
         rows = context.part(border, n, self._session.seq) if layout.has_rows else NO_BYTES
         point = self._point() if layout.has_points else NO_BYTES
         shorter = sorted(one for one in tails(self._store.folder, names[-1], tail) if one[0] < len(tail))
-        for _, path in shorter[1:]:  # a text that grows has two: the first may begin other texts, too
+        for _, path in shorter[1:]:  # keep two tails of a growing text: the first may be a prefix of other texts
             path.unlink(missing_ok=True)
         self._write([*names, name], TAIL, border, n, joined(rows, point), self._session.last_logits)
 

@@ -1,4 +1,4 @@
-"""Names of blocks: each says what all tokens up to the end of the block are, and for what they were evaluated."""
+"""Names of blocks, which identify all tokens up to the end of the block and the identity of their evaluation."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-DIGEST = 20  # bytes: no two texts ever share a name
+DIGEST = 20  # bytes, enough to avoid collisions
 
 
 def chain(identity: Mapping[str, Any], tokens: NDArray[np.int32], block: int) -> list[str]:
@@ -17,11 +17,11 @@ def chain(identity: Mapping[str, Any], tokens: NDArray[np.int32], block: int) ->
     Parameters
     ----------
     identity : mapping
-        What rows depend on beside the tokens: the model, the method, the settings, the adapters.
+        Identity of KV entries without the tokens: model, method, settings and adapters.
     tokens : numpy.ndarray
-        int32 [n]; those behind the last whole block have no name.
+        int32 [n]; tokens after the last whole block get no name.
     block : int
-        Tokens of a block.
+        Tokens per block.
 
     Returns
     -------

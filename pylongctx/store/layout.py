@@ -1,4 +1,4 @@
-"""How texts are cut into files."""
+"""The layout of texts in files."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pylongctx.store.entries import KINDS
 if TYPE_CHECKING:
     from pylongctx.engine.context import Context
 
-BLOCK = 512  # tokens: a step of a prompt, so that what follows a stored block is evaluated in the steps that it was
-SPACING = 2048  # tokens between two points, where points are large
-LEAST = 64  # tokens of a tail that is worth a file
+BLOCK = 512  # tokens: a prefill step, so that later tokens are evaluated in the same steps as without the store
+SPACING = 2048  # tokens between points, if points are large
+LEAST = 64  # minimum tokens of a tail
 ROWS, POINT, TAIL, DOCUMENT = KINDS
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What the files of a text hold.
+    """The kinds of files of a text.
 
-    A block is a file of *rows* where rows stay as they were stored. A *point* is what else is known at the end of some
-    blocks: sliding windows and recurrent states, or the whole state where heads evict and with llama.cpp's own cache.
-    What follows the last whole block of a prompt is its *tail*: rows, a point, and the logits after it.
+    A block is a file of *rows*, if the method never changes rows. A *point* is the other data at the end of some
+    blocks: sliding windows and recurrent states, or the whole state if heads evict and with llama.cpp's own cache.
+    The *tail* of a prompt is what follows its last whole block: rows, a point, and the last logits.
 
     Attributes
     ----------
     has_rows, has_points : bool
-        Which of them there are.
+        Whether there are files of rows, and of points.
     """
 
     has_rows: bool
@@ -37,12 +37,12 @@ class Layout:
     @classmethod
     def of(cls, context: Context) -> Layout:
         """Return the layout of a context's sequences."""
-        whole = context.place(BLOCK) != BLOCK  # blocks end within chunks
+        whole = context.place(BLOCK) != BLOCK  # blocks end inside chunks
         kind = lib.LCTX_PARTS_NONE if whole else context.part_kind
         return cls(kind != lib.LCTX_PARTS_NONE, kind != lib.LCTX_PARTS_ROWS)
 
     def is_point(self, end: int, text_end: int) -> bool:
-        """Return whether there is a point after ``end`` tokens of a text that ends at ``text_end``."""
+        """Return True if there is a point after ``end`` tokens of a text that ends at ``text_end``."""
         if not self.has_points or end % BLOCK:
             return False
         number, rest = divmod(end, SPACING)

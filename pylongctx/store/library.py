@@ -1,4 +1,4 @@
-"""The store as an engine uses it: a source of prompts, a writer for each sequence, and compressed documents."""
+"""The engine's interface to the store: a source of prompts, a writer per sequence, and compressed documents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Library:
     store : KVStore
         The store.
     context : Context
-        Whose rows it keeps.
+        The context whose KV entries are stored.
     """
 
     def __init__(self, store: KVStore, context: Context) -> None:
@@ -38,11 +38,11 @@ class Library:
         self._layout = Layout.of(context)
 
     def finder(self, owner: str | None) -> Finder:
-        """Return the source of a prompt of an owner."""
+        """Return the source of an owner's prompts."""
         return Finder(self._store, self._layout, self._store.identity_of(owner))
 
     def keeper(self, session: Session) -> Keeper:
-        """Return what writes the texts of a session."""
+        """Return the writer of a session's texts."""
         return Keeper(session, self._store, self._layout)
 
     def keep(self, document: Document) -> None:
@@ -57,7 +57,7 @@ class Library:
         self._store.write(chain(identity, tokens, len(tokens)), DOCUMENT, state)
 
     def find(self, document: Document) -> Iterator[NDArray[np.uint8]]:
-        """Yield what ``keep`` stored of a document, nothing when there is nothing; reads a file."""
+        """Yield the rows of a document that ``keep`` stored, if any; reads a file."""
         tokens, identity = document.prompt, self._identity(document)
         (name,) = chain(identity, tokens, len(tokens))
         state = self._store.read(name, DOCUMENT)

@@ -1,4 +1,4 @@
-"""Who may write to the folder of a store: what it holds is used as if this process had computed it."""
+"""Check of the owner and mode of a store's folder, whose content is trusted like this process's own results."""
 
 import os
 import shlex
@@ -9,14 +9,14 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check(path: Path) -> None:
-    """Raise PermissionError when another user owns a folder, or may write to it; root may write everywhere anyway."""
+    """Raise PermissionError when another user, except root, owns a folder or may write to it."""
     status = os.stat(path)
     if why := refusal(path, status.st_uid, status.st_mode, os.geteuid()):
         raise PermissionError(why)
 
 
 def refusal(path: Path, owner: int, mode: int, user: int) -> str:
-    """Return why a folder cannot be a store of a user, and the way out; "" when it can."""
+    """Return why a folder cannot be a user's store, and the way out; "" if it can."""
     if owner not in (user, 0):
         why, command = f"user {owner} owns it, and this process is user {user}", f"chown -R {user}"
     elif mode & OTHERS:
@@ -24,6 +24,6 @@ def refusal(path: Path, owner: int, mode: int, user: int) -> str:
     else:
         return ""
     return (
-        f"{path} cannot be a KV store: {why}. They could put there what gives wrong answers. Name another folder, or, "
-        f"if you trust what is in this one: {command} {shlex.quote(str(path))}"
+        f"{path} cannot be a KV store: {why}. Other users could plant wrong data there. Use another folder, or, "
+        f"if you trust its content: {command} {shlex.quote(str(path))}"
     )

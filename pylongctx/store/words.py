@@ -1,4 +1,4 @@
-"""What a person sees of a stored text: how it begins, and where it comes from."""
+"""The readable description of a stored text: its first words and its source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pylongctx.engine.model import Model
 
 MOST = 72  # characters
-LOOK = 48  # tokens that have them
+LOOK = 48  # tokens to decode for them
 
 
 def first_words(model: Model, tokens: NDArray[np.int32]) -> str:
@@ -26,5 +26,5 @@ def shown(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """Return a text in one line that a terminal only prints: no control characters, no change of direction."""
+    """Return a text as one line that is safe to print: no control characters, no change of direction."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
