@@ -79,8 +79,8 @@ class Llama(ReadingCompleter):
     op_offload : bool or None
         Offload operations on host tensors to devices. None: llama.cpp's default.
     swa_full : bool or None
-        Keep every KV entry of sliding windows, so that rewinding needs no checkpoint. None: False with a method, as in
-        llama.cpp without one.
+        Keep every KV entry of sliding windows, so that rewinding needs no checkpoint. None: False with a method,
+        llama.cpp's default without one.
     no_perf : bool
         Do not measure times inside llama.cpp.
     last_n_tokens_size : int
