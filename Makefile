@@ -122,6 +122,7 @@ lint: build
 	$(PIP) install ruff mypy clang-format==18.1.8
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python docs/words.py
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu')
 
 format: build

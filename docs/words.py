@@ -97,7 +97,7 @@ def messages() -> Iterator[Finding]:
                 continue
             for part in ast.walk(node.exc):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                    allowed = EXCEPTION.findall(lines[part.lineno - 1])
+                    allowed = EXCEPTION.findall("\n".join(lines[part.lineno - 1 : part.end_lineno]))
                     place = f"{path.relative_to(ROOT)}:{part.lineno}"
                     yield from (
                         Finding(place, word, advice) for _, word, advice in look(part.value) if word not in allowed

@@ -100,7 +100,7 @@ def test_several_texts_have_pieces_of_their_own(vocabulary, book, tmp_path, task
 
 def test_texts_of_the_same_name_are_refused(vocabulary, book, tmp_path):
     for files in ((book, book), ()):
-        with pytest.raises(ValueError, match="told apart by the names"):
+        with pytest.raises(ValueError, match="files with different names"):
             Perplexity(files).samples(vocabulary, N, 0)
 
 

@@ -168,7 +168,7 @@ def test_results_are_in_the_order_of_the_samples(job, samples, records):
 @pytest.mark.parametrize("line", ["no json", "[1]", '{"method": "full"}'])
 def test_a_file_of_something_else_is_refused(tmp_path, line):
     (tmp_path / "other.jsonl").write_text(line + "\n")
-    with pytest.raises(ValueError, match=r"other.jsonl, line 1, is no record"):
+    with pytest.raises(ValueError, match=r"other.jsonl, line 1, is not a record"):
         Results(str(tmp_path / "other.jsonl"))
 
 

@@ -128,7 +128,7 @@ def read_texts(files: str | Sequence[str]) -> dict[str, str]:
     paths = (files,) if isinstance(files, str) else files
     found = {Path(path).name: read_text(path) for path in paths}
     if len(found) < len(paths) or not found:
-        raise ValueError(f"texts are told apart by the names of their files, which {', '.join(paths)} are not")
+        raise ValueError(f"texts need files with different names, not {', '.join(paths) or 'none'}")
     return found
 
 

@@ -80,7 +80,10 @@ class Recall(SingleModel):
         if self.asked not in ASKED:
             raise ValueError(f"facts are not asked for as {self.asked!r}; available: {', '.join(ASKED)}")
         if min(self.tests, self.questions) < 1 or min(self.decoys, self.anew, self.scored) < 0:
-            raise ValueError("tests and questions must be at least 1, decoys, anew and scored at least 0")
+            raise ValueError(
+                "tests and questions must be at least 1; "
+                "decoys, anew and scored must be at least 0"  # words: anew: the name of the field
+            )
         check_share("compress", self.compress)
         object.__setattr__(self, "name", self.kind + f"-compressed-{self.compress:g}" * (self.compress < 1))
 

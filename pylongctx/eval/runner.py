@@ -242,7 +242,9 @@ class Results:
                 record = json.loads(line)
                 self.records[record["digest"]] = record
             except (ValueError, KeyError, TypeError):
-                raise ValueError(f"{path}, line {number}, is no record of an evaluation; name another file") from None
+                raise ValueError(
+                    f"{path}, line {number}, is not a record of an evaluation; name another file"
+                ) from None
         if whole < len(data):
             with path.open("r+b") as file:
                 file.truncate(whole)
