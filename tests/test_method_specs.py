@@ -173,7 +173,7 @@ def test_full_attention_is_what_a_rule_alone_reads(rule):
     assert Full() + rule() == rule()
     options = {"evict_every": 8} if fields(rule) else {}
     assert parse(",".join([f"full+{rule.name}", *(f"{key}={n}" for key, n in options.items())])) == rule(**options)
-    with pytest.raises(ValueError, match=rf"'full\+{rule.name}' is '{rule.name}' alone"):
+    with pytest.raises(ValueError, match=rf"'full\+{rule.name}' is the same as '{rule.name}'"):
         Composition(Full(), rule())
 
 
