@@ -62,7 +62,7 @@ def test_a_measured_speed_is_a_number_of_this_machine(embedded_model):
 def test_doctor_says_what_a_text_takes(embedded_model, known_speed, capsys):
     assert main(["doctor", str(embedded_model), "--length", "4000"]) == 0
     said = capsys.readouterr().out
-    assert "a text of 4000 tokens" in said and "trained on 512 tokens" in said
+    assert "a text of 4000 tokens" in said and "trained context: 512 tokens" in said
     assert "Fastest: method='longheads'" in said
     assert main(["doctor", str(embedded_model), "--length", "4000", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -145,7 +145,7 @@ def test_other_files_of_a_model_are_checked_too(tmp_path):
     data = bytearray(second.read_bytes())
     data[8:16] = b"\xff" * 8
     second.write_bytes(data)
-    with pytest.raises(ModelRefused, match=rf"{second.name} cannot be used: its header is damaged: it announces"):
+    with pytest.raises(ModelRefused, match=rf"{second.name} cannot be used: its header is damaged: it declares"):
         Llama(str(first), verbose=False)
 
 
