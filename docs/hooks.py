@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 ROOT = Path(__file__).resolve().parents[1]
 EVAL = "eval "  # how the names of its tasks begin
 MARK = re.compile(r"^<!-- (file|options|tasks|routes|catalogue)(?:: (.+?))? -->$", re.MULTILINE)
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:)([^)#\s]+)(?:#[^)]*)?\)")  # to a file, not to an address or a picture
 VARIABLE = re.compile(r" \[([A-Z_]+)\]$")
 
 
@@ -26,10 +27,12 @@ def on_page_markdown(markdown: str, **kwargs: object) -> str:
 
 
 def file(name: str) -> str:
-    """Return a file of the repository, with links that lead where its pages are."""
+    """Return a file of the repository with links to its pages; links to other files of the repository become text."""
     text = (ROOT / name).read_text(encoding="utf-8")
     text = text.replace("](docs/", "](")
-    return text.replace("](CHANGELOG.md)", "](changelog.md)").replace("](CONTRIBUTING.md)", "](contributing.md)")
+    text = text.replace("](CHANGELOG.md)", "](changelog.md)").replace("](CONTRIBUTING.md)", "](contributing.md)")
+    folder = (ROOT / name).parent
+    return LINK.sub(lambda link: link[1] if (folder / link[2]).exists() else link[0], text)
 
 
 # ---- options ----

@@ -244,3 +244,6 @@ def test_the_home_page_is_the_readme(hooks):
     page = hooks.on_page_markdown(TEXTS["docs/index.md"])
     assert page.startswith("# pylongctx")
     assert "](docs/" not in page
+    files = re.findall(r"\]\((?!\w+:)([\w./-]+)", page)
+    assert len(files) > 10
+    assert not [name for name in files if not (ROOT / "docs" / name).exists()]
