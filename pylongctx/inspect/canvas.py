@@ -52,7 +52,7 @@ def _cell_pixels(n: int) -> int:
 
 def font_size(figure: "Figure") -> float:
     """Return the font size of all text, which is larger on a large map."""
-    return min(max(figure.get_figwidth(), 9), 16)
+    return float(min(max(figure.get_figwidth(), 9), 16))
 
 
 def scale(axes: "Axes", n_layer: int, n_head: int, rows: str, columns: str, size: float) -> None:
