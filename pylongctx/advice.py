@@ -7,9 +7,10 @@ says: n tokens of full attention compare n^2 / 2 pairs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -156,17 +157,29 @@ def _timed(path: str, method: str, options: dict[str, Any]) -> tuple[tuple[float
     """Return seconds of reading SHORT tokens and of a token after them, and of the rest up to LONG and after it."""
     with Llama(path, **{"verbose": False, **options}, method=method, n_ctx=LONG + 4 * STEPS) as llm:
         text = llm.tokenize(b"The quick brown fox jumps over the lazy dog. " * LONG)[:LONG]
-        llm.prefill(text[:STEPS])  # memory is touched for the first time
+        llm.prefill(text[:SHORT])  # the first time is slower
         llm.reset()
-        found = []
-        for n in (SHORT, LONG):
-            start = perf_counter()
-            llm.prefill(text[:n])
-            read, start = perf_counter() - start, perf_counter()
-            for i in range(STEPS):
-                llm.eval(text[i : i + 1])
-            found.append((read, (perf_counter() - start) / STEPS))
-        return found[0], found[1]
+        read = [_seconds(partial(llm.prefill, text[:n])) for n in (SHORT, LONG)]
+        write_long = _write(llm, text)
+        llm.reset()
+        llm.prefill(text[:SHORT])
+        return (read[0], _write(llm, text)), (read[1], write_long)
+
+
+def _write(llm: Llama, text: Sequence[int]) -> float:
+    """Return the seconds of a token after those that the cache holds."""
+
+    def steps() -> None:
+        for i in range(STEPS):
+            llm.eval(text[i : i + 1])
+
+    return _seconds(steps) / STEPS
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = perf_counter()
+    work()
+    return perf_counter() - start
 
 
 def _sum(seconds: Any, n: int) -> float:
