@@ -67,7 +67,7 @@ def grid(records, title):
 
 
 def test_methods_beside_full_on_the_same_samples():
-    right = {"full": (1, 1, 0, 1), "longheads": (1, 0, 0, 1), "corm": (1, 1)}
+    right = {"full": (1, 1, 0, 1), "longheads": (1, 0, 0, 1), "corm": (1, 1), "tova": (1, 1, 0, 1)}
     costs = {"seconds": 2.0, "tokens_read": 100, "kv_bytes": 3 * 2**20}
     records = [
         record(method, 512, "quality", id=str(i), score=float(score), **costs)
@@ -79,10 +79,12 @@ def test_methods_beside_full_on_the_same_samples():
     n, score, difference, ratio, *_ = rows["longheads"]
     assert (n, score.split()[0], difference, ratio) == ("4", "50.0", "-25.0 [-75.0, +0.0]", "0.67")
     assert rows["corm"][:4] == ["2", "100.0 [100.0, 100.0]", "+0.0 [+0.0, +0.0]", "1.00"]  # of the two it has
+    assert rows["tova"][2:4] == ["+0.0 [+0.0, +0.0]", "1.00"]  # every answer is that of full
     more = records + [r | {"task": "coursera"} for r in records]
     assert {row[0]: row[1] for row in grid(more, "all tasks and lengths").rows} == {
         "full": "8",
         "longheads": "8",
+        "tova": "8",
         "corm": "4",
     }
 

@@ -41,7 +41,7 @@ def _comparable(records: Sequence[Record]) -> bool:
 def _rows(records: Sequence[Record]) -> list[list[str]]:
     by_label = grouped(records, label)
     base = _scores(by_label[Full.name])
-    return [[name, *_cells(by_label[name], base)] for name in labels(records)]
+    return [[name, *_cells(by_label[name], {} if name == Full.name else base)] for name in labels(records)]
 
 
 def _cells(records: list[Record], base: dict[str, float]) -> list[str]:
@@ -54,7 +54,7 @@ def _cells(records: list[Record], base: dict[str, float]) -> list[str]:
 def _beside(scores: dict[str, float], base: dict[str, float]) -> list[str]:
     """Return the difference and ratio to full attention on common samples."""
     common = scores.keys() & base.keys()
-    if scores is base or scores == base or not common:
+    if not common:
         return ["", ""]
     found = paired_difference({name: base[name] for name in common}, {name: scores[name] for name in common})
     gap = found.difference
