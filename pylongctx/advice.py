@@ -8,15 +8,13 @@ says: n tokens of full attention compare n^2 / 2 pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from pylongctx import _arguments as arguments
-from pylongctx._plan import Plan
-from pylongctx.engine.model import Model
+from pylongctx._planned import plan_of
 from pylongctx.llama import Llama
 
 SHORT, LONG = 512, 2048  # tokens of the texts that are measured
@@ -26,6 +24,7 @@ GRAIN = 256  # tokens by which a context grows
 LEAST_WINDOW, SELECT_FROM = 2048, 3  # longheads' own choices, the latter in windows
 ANSWER = 1024  # tokens of a context beside the text
 TYPES = ("f16", "q8_0")
+ONE = (1, 1)  # threads, for what does not depend on them
 
 
 @dataclass(frozen=True)
@@ -193,24 +192,15 @@ def _context(n: int) -> int:
 
 
 def _trained(path: str) -> int:
-    settings = arguments.model_settings(_defaults() | {"model_path": path})
-    with closing(Model(path, settings | {"dry": 1})) as model:
-        return int(model.info.n_ctx_train)
+    with plan_of(path, "full", ONE, {}) as plan:
+        return int(plan.info.n_ctx_train)
 
 
 def _sizes(path: str, method: str, n_ctx: int, options: dict[str, Any]) -> tuple[dict[str, int], dict[str, bool]]:
-    given = _defaults() | options | {"model_path": path}
-    settings = arguments.context_settings(given | {"n_ctx": n_ctx}, arguments.thread_counts(None, None))
     held, fits = {}, {}
-    with Plan(path, arguments.model_settings(given), settings, method) as plan:
+    with plan_of(path, method, arguments.thread_counts(None, None), options | {"n_ctx": n_ctx}) as plan:
         for kv in TYPES:
             types = {name: arguments.kv_type(name, kv) for name in ("type_k", "type_v")}
             sizes: Sequence[Any] = plan.sizes(**types)
             held[kv], fits[kv] = sum(size.kv for size in sizes), all(size.fits for size in sizes)
     return held, fits
-
-
-def _defaults() -> dict[str, Any]:
-    from inspect import signature
-
-    return {name: p.default for name, p in signature(Llama.__init__).parameters.items() if name != "self"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import signal
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -12,14 +11,13 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from pylongctx import _arguments as arguments
 from pylongctx._free import available_cpus
 from pylongctx._lib import InvalidInput
-from pylongctx._plan import Plan, most
+from pylongctx._plan import most
+from pylongctx._planned import plan_of
 from pylongctx.eval.executors.units import Failed, Unit, reason_of
 from pylongctx.eval.runner import Cell, context_window
 from pylongctx.eval.task import Record
-from pylongctx.llama import Llama
 
 TRIES = 3  # workers that may die on a sample before it is given up
 SPAWN = get_context("spawn")  # a fork takes locks along that other threads hold
@@ -94,12 +92,10 @@ def _fits(need: Need, n: int) -> bool:
 def memory_of(unit: Unit) -> Need:
     """Return what a cell takes, by the estimate of ``Llama(preflight=True)``; nothing where the library refuses it."""
     cell = unit.cell
-    given = {name: part.default for name, part in inspect.signature(Llama).parameters.items()}
-    given |= {**cell.options, "type_k": cell.type_k, "type_v": cell.type_v, "n_ctx": context_window(cell, unit.samples)}
-    settings = arguments.context_settings(given, (1, 1))
+    given = {**cell.options, "type_k": cell.type_k, "type_v": cell.type_v, "n_ctx": context_window(cell, unit.samples)}
     need = Need(Counter(), Counter(), Counter())
     try:
-        with Plan(cell.model, arguments.model_settings(given), settings, cell.method) as plan:
+        with plan_of(cell.model, cell.method, (1, 1), given) as plan:
             sizes = plan.sizes()
     except InvalidInput:
         return need  # its turn comes, and says why
