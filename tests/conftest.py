@@ -114,6 +114,26 @@ def prompt(llm) -> list[int]:
     return llm.tokenize(TEXT)
 
 
+# ---- the web page of a module's server ----
+
+
+@pytest.fixture(scope="module")
+def driver():
+    from page import browsing
+
+    with browsing() as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(driver, server, request):
+    """Open the page, empty; a module may have SETTINGS of its own."""
+    from page import opened
+
+    with opened(driver, server, **getattr(request.module, "SETTINGS", {})) as page:
+        yield page
+
+
 # ---- contexts of the C API ----
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from needs import lacks, need
-from page import QUESTION, TEMPLATE, browsing, opened, write_haystack
+from page import QUESTION, TEMPLATE, write_haystack
 from serving import forced, running
 
 need("server", "fastapi", "httpx")
@@ -32,18 +32,6 @@ return visible.map((element) => [name(element), element.getBoundingClientRect()]
 def server():
     with running(method="longheads", n_ctx=8192, n_ubatch=256, chat_format=TEMPLATE) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browsing() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, server):
-    with opened(driver, server) as page:
-        yield page
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from needs import need
-from page import TEMPLATE, Keys, browsing, opened
+from page import TEMPLATE, Keys
 from serving import running
 
 need("server", "fastapi", "httpx")
@@ -12,22 +12,13 @@ need("server", "fastapi", "httpx")
 FORMAT = "pylongctx-conversations"
 
 
+SETTINGS = {"max_tokens": "6"}
+
+
 @pytest.fixture(scope="module")
 def server():
     with running(n_ctx=2048, chat_format=TEMPLATE) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browsing() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, server):
-    with opened(driver, server, max_tokens="6") as page:
-        yield page
 
 
 @pytest.fixture

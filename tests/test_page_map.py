@@ -14,8 +14,6 @@ from page import (
     TEMPLATE,
     Keys,
     Page,
-    browsing,
-    opened,
     webdriver,
     write_haystack,
 )
@@ -32,18 +30,6 @@ N_CTX = 8192
 def server():
     with running(method="longheads", n_ctx=N_CTX, n_ubatch=256, chat_format=TEMPLATE) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browsing() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, server):
-    with opened(driver, server) as page:
-        yield page
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 from needs import need
-from page import TEMPLATE, browsing, opened
+from page import TEMPLATE
 from serving import forced, running
 
 need("server", "fastapi", "httpx", "pyromark", "latex2mathml", "pygments")
@@ -20,18 +20,6 @@ RENDER = "document.getElementById('log').replaceChildren(box); box.id = 'box'; m
 def server():
     with running(n_ctx=2048, chat_format=TEMPLATE) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browsing() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, server):
-    with opened(driver, server) as page:
-        yield page
 
 
 def blocks(page, selector=".answer > .text"):

@@ -7,30 +7,20 @@ from importlib import resources
 import pytest
 from chat_templates import THINKING
 from needs import need
-from page import Keys, browsing, opened
+from page import Keys, opened
 from serving import running
 
 need("server", "fastapi", "httpx")
 
 from pylongctx.serve.bodies import ChatBody  # noqa: E402
 
+SETTINGS = {"max_tokens": "6"}
+
 
 @pytest.fixture(scope="module")
 def server():
     with running(n_ctx=2048, chat_format=THINKING, settings={"sampling": {"top_k": 17}}) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browsing() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, server):
-    with opened(driver, server, max_tokens="6") as page:
-        yield page
 
 
 def open_settings(page):

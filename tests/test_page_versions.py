@@ -4,7 +4,7 @@ import json
 
 import pytest
 from needs import need
-from page import COUNT, TEMPLATE, Keys, browsing, opened
+from page import COUNT, TEMPLATE, Keys
 from serving import forced, running
 
 need("server", "fastapi", "httpx")
@@ -16,18 +16,6 @@ TEXT = "It was the best of times, it was the"
 def server():
     with running(n_ctx=4096, n_seq=2, chat_format=TEMPLATE) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def driver():
-    with browsing() as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, server):
-    with opened(driver, server) as page:
-        yield page
 
 
 def questions(page):
