@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vocabulary import Words, total
 
-from pylongctx.eval.fitting import MARGIN, fitted, part_around
+from pylongctx.eval.fitting import MARGIN, fitted, part_around, questions_on_parts
 from pylongctx.eval.task import Sample
 
 
@@ -40,10 +40,10 @@ def test_the_asked_part_stays_at_its_depth(n, data, length):
     parts = [f" p{i}" for i in range(n)]
 
     def make(part):
-        return Sample("0", "Start:" + "".join(parts[part]), max_tokens=2, facts={"part": part})
+        return Sample("0", "Start:" + "".join(parts[part]), max_tokens=2)
 
-    sample = part_around(words, make, n, at, length, "here")
-    part = sample.facts["part"]
+    part = part_around(words, make, n, at, length, "here")
+    sample = make(part)
     n_kept = part.stop - part.start
     assert total(words, sample) <= length
     assert part.start <= at < part.stop <= n
@@ -54,3 +54,21 @@ def test_the_asked_part_stays_at_its_depth(n, data, length):
 def test_a_part_that_does_not_fit_is_an_error():
     with pytest.raises(ValueError, match="here: one part and the answer need 5 tokens; ask for a greater length"):
         part_around(Words(), lambda part: Sample("0", "a b c", max_tokens=2), 3, 0, 4, "here")
+
+
+@pytest.mark.parametrize(("at", "count", "length"), [(0, 1, 40), (3, 2, 40), (9, 5, 20), (5, 99, 40), (5, 99, 14)])
+def test_questions_on_parts_ask_for_each_part_at_most_once(at, count, length):
+    words = Words(n_bos=1)
+    asks = [" x" * (1 + i % 3) + f" p{i}" for i in range(10)]
+
+    def make(part, asked):
+        text = "".join(f" p{i}" for i in range(part.start, part.stop))
+        return Sample(str(asked), text + " ?" + asks[asked], max_tokens=2, shared=len(text), facts={"asked": asked})
+
+    samples = questions_on_parts(words, make, asks, at, length, "here", count)
+    asked = [sample.facts["asked"] for sample in samples]
+    (text,) = {sample.prompt[: sample.shared] for sample in samples}
+    assert asked[0] == at and asked[1:] == sorted(set(asked[1:]) - {at})
+    assert len(asked) == min(count, len(text.split()))
+    assert all(f"p{i}" in text.split() for i in asked)
+    assert max(total(words, sample) for sample in samples) <= length

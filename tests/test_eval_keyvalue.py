@@ -49,6 +49,15 @@ def test_pairs_leave_where_they_do_not_fit(file, length, place):
     assert (sample.facts["pairs"], sample.facts["pairs_of_case"]) == (n, 40)
 
 
+def test_more_questions_about_one_object(file):
+    samples = KeyValue(file, tests=1, questions=5).samples(Words(), 300, 0)
+    (text,) = {sample.prompt[: sample.shared] for sample in samples}
+    pairs = json.loads(text.split("JSON data:\n")[1].split("\n\nKey")[0])
+    keys = [sample.prompt[sample.shared :].split('"')[0] for sample in samples]
+    assert keys[0] == "key30" and len(set(keys)) == 5
+    assert [sample.answers for sample in samples] == [(pairs[key],) for key in keys]
+
+
 def test_the_value_anywhere_is_right(file):
     task = KeyValue(file)
     sample = task.samples(Words(), 2000, 0)[0]

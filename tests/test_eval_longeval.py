@@ -50,6 +50,15 @@ def test_the_last_number_counts(file, said, score):
     assert task.scores(task.samples(Words(), 2000, 0)[0], Answer(said, []))["score"] == score
 
 
+def test_more_questions_about_one_record(file):
+    samples = LongEval(file, tests=1, questions=6).samples(Words(), 400, 0)
+    (text,) = {sample.prompt[: sample.shared] for sample in samples}
+    assert samples[0].prompt == LongEval(file, tests=1).samples(Words(), 400, 0)[0].prompt and len(samples) == 6
+    for sample in samples:
+        name, answer = sample.prompt[sample.shared :].split("in line ")[1].split("?")[0], sample.answers[0]
+        assert f"line {name}: REGISTER_CONTENT is <{answer}>\n" in text
+
+
 def test_errors(file, tmp_path):
     with pytest.raises(ValueError, match=r"longeval-50_lines, length 60: one part and the answer need \d+ tokens"):
         LongEval(file).samples(Words(), 60, 0)

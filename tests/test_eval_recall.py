@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -108,9 +109,21 @@ def test_every_text_has_its_own_part_of_the_haystack(words, tmp_path):
     assert [a.prompt.tolist() for a in again] == [s.prompt.tolist() for s in (first, second)]
 
 
+def test_several_texts_take_turns(words, tmp_path):
+    names = [str(tmp_path / f"{name}.txt") for name in "ab"]
+    for name in names:
+        Path(name).write_text(f"{Path(name).stem}-word " * 5000)
+    samples = Recall(tests=3, haystack=tuple(names)).samples(words, 1000, 0)
+    assert [sample.facts["haystack"] for sample in samples] == ["a", "b", "a"]
+    for sample in samples:
+        text = words.detokenize(sample.prompt)
+        assert [f"{name}-word" in text for name in "ab"] == [sample.facts["haystack"] == name for name in "ab"]
+
+
 @pytest.mark.parametrize(
     ("fields", "length", "message"),
     [
+        ({"haystack": ()}, LENGTH, "haystack names no text"),
         ({"asked": "riddle"}, LENGTH, "not asked for as 'riddle'; available: number, literal, paraphrase"),
         ({"questions": 0}, LENGTH, "at least 1"),
         ({"decoys": -1}, LENGTH, "at least 0"),

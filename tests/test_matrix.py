@@ -199,6 +199,7 @@ def test_a_method_that_is_named_twice_is_run_once():
         ({"methods": ["fuII"], "tasks": [PASSKEY | {"methods": "full"}]}, "unknown method 'fuII'"),
         ({"tasks": [{"kind": "poem"}]}, "a task has no kind 'poem'"),
         ({"tasks": [PASSKEY]}, "'passkey' has no lengths"),
+        ({"lengths": 64, "tasks": [PASSKEY | {"haystack": ["a", "b"]}]}, "'passkey' has one haystack, not a list"),
         ({"lengths": 64, "tasks": [PASSKEY, PASSKEY | {"tests": 2}]}, "two tasks are 'passkey' at the same length"),
         (
             {"lengths": 64, "tasks": [PASSKEY | {"methods": m} for m in ("full", "corm", ["tova", "corm"])]},

@@ -97,8 +97,8 @@ def _kept(vocabulary: Vocabulary, makes: Sequence[Make], document: str, length: 
 
 def part_around(
     vocabulary: Vocabulary, make: Callable[[slice], Sample], n: int, at: int, length: int, where: str
-) -> Sample:
-    """Return the sample of as many of ``n`` parts as fit into ``length``, the one at ``at`` at the same depth.
+) -> slice:
+    """Return as many of ``n`` parts as fit into a sample of ``length``, the one at ``at`` at the same depth.
 
     Parameters
     ----------
@@ -115,11 +115,10 @@ def part_around(
     Examples
     --------
     >>> from pylongctx.eval.task import ModelVocabulary
-    >>> sample = part_around(
-    ...     ModelVocabulary(llm), lambda part: Sample("0", "abcdefghij"[part]), n=10, at=9, length=4, where="x"
-    ... )
-    >>> sample.prompt.endswith("j")
-    True
+    >>> words = ModelVocabulary(llm)
+    >>> part = part_around(words, lambda part: Sample("0", "abcdefghij"[part]), n=10, at=9, length=4, where="x")
+    >>> part.stop
+    10
     """
 
     def around(n_kept: int) -> slice:
@@ -132,5 +131,47 @@ def part_around(
 
     if (least := size(1)) > length:
         raise ValueError(f"{where}: one part and the answer need {least} tokens; ask for a greater length")
-    n_kept = n if size(n) <= length else largest_fit(lambda k: k < n and size(max(1, k)) <= length, n // 2)
-    return make(around(n_kept))
+    return around(n if size(n) <= length else largest_fit(lambda k: k < n and size(max(1, k)) <= length, n // 2))
+
+
+def questions_on_parts(
+    vocabulary: Vocabulary,
+    make: Callable[[slice, int], Sample],
+    asks: Sequence[str],
+    at: int,
+    length: int,
+    where: str,
+    questions: int,
+) -> list[Sample]:
+    """Return samples of one text of parts: the first asks for the part at ``at``, the others for evenly spaced ones.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the sample of a range of parts that asks for one of them.
+    asks : sequence of str
+        How each part is asked for.
+    where : str
+        What an error begins with.
+    questions : int
+        How many samples, at most one per part of the text.
+
+    Raises
+    ------
+    ValueError
+        When the asked part alone does not fit.
+
+    Examples
+    --------
+    >>> from pylongctx.eval.task import ModelVocabulary
+    >>> make = lambda part, asked: Sample("0", "abcdefghij"[part] + "?" + "abcdefghij"[asked])
+    >>> samples = questions_on_parts(ModelVocabulary(llm), make, "abcdefghij", 4, 99, "x", questions=3)
+    >>> [sample.prompt for sample in samples]
+    ['abcdefghij?e', 'abcdefghij?c', 'abcdefghij?h']
+    """
+    sizes = [len(vocabulary.tokenize(text)) for text in asks] if questions > 1 else [0] * len(asks)
+    room = length - (max(sizes) - sizes[at])
+    part = part_around(vocabulary, lambda part: make(part, at), len(asks), at, room, where)
+    others = [i for i in range(part.start, part.stop) if i != at]
+    count = min(questions - 1, len(others))
+    return [make(part, i) for i in (at, *(others[(2 * k + 1) * len(others) // (2 * count)] for k in range(count)))]

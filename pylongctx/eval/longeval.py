@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pylongctx.eval.files import Kind, read_rows, stem
-from pylongctx.eval.fitting import part_around
+from pylongctx.eval.fitting import questions_on_parts
 from pylongctx.eval.scorers import last_number
 from pylongctx.eval.task import Answer, Question, Sample, Vocabulary
 
 FIELDS: dict[str, Kind] = {"prompt": str, "correct_line": str, "expected_number": int}
+LINE = re.compile(r"line ([^:\n]+): [^\n]*?<(\d+)>\n?")
 LINES = re.compile(r"(?<=\n)(?:line [^\n]*\n)+")  # all lines of the record, without the words around
 
 
@@ -29,6 +30,8 @@ class LongEval(Question):
         A file of LongEval, such as ``200_lines.jsonl``.
     tests : int or None
         Only so many cases, the first ones.
+    questions : int
+        Questions about the lines of each case: its own, then others for evenly spaced lines in the same words.
 
     Examples
     --------
@@ -40,32 +43,37 @@ class LongEval(Question):
     data: str
     tests: int | None = None
     max_tokens: int = 100
+    questions: int = 1
     name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", f"longeval-{stem(self.data)}")
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
-        """Return one sample per case, with fewer lines where all do not fit. The seed changes nothing."""
+        """Return the samples of each case, with fewer lines where all do not fit. The seed changes nothing."""
         rows = read_rows(self.data, FIELDS, "--data is a file of LongEval, such as 200_lines.jsonl")
-        return [self._sample(vocabulary, length, i, row) for i, row in enumerate(rows[: self.tests])]
+        return [sample for i, row in enumerate(rows[: self.tests]) for sample in self._case(vocabulary, length, i, row)]
 
-    def _sample(self, vocabulary: Vocabulary, length: int, i: int, row: dict[str, Any]) -> Sample:
-        record = LINES.search(row["prompt"])
+    def _case(self, vocabulary: Vocabulary, length: int, i: int, row: dict[str, Any]) -> list[Sample]:
+        record, asked_line = LINES.search(row["prompt"]), LINE.fullmatch(row["correct_line"])
         lines = record.group().splitlines(keepends=True) if record else []
-        if record is None or row["correct_line"] not in lines:
+        if record is None or asked_line is None or row["correct_line"] not in lines:
             raise ValueError(f"{self.data}, case {i + 1}: 'correct_line' is not a line of 'prompt'")
-        at = lines.index(row["correct_line"])
         before, after = row["prompt"][: record.start()], row["prompt"][record.end() :]
+        found = [LINE.fullmatch(line) for line in lines]
+        names, numbers = [[match[k] if match else "" for match in found] for k in (1, 2)]
+        at = lines.index(row["correct_line"])
 
-        def sample(part: slice) -> Sample:
-            kept = lines[part]
-            facts = {"lines": len(kept), "lines_of_case": len(lines), "place": at - part.start}
-            answers = (str(row["expected_number"]),)
-            prompt = before + "".join(kept) + after
-            return Sample(f"{length}-{i}", prompt, answers=answers, max_tokens=self.max_tokens, facts=facts)
+        def sample(part: slice, asked: int) -> Sample:
+            facts = {"lines": part.stop - part.start, "lines_of_case": len(lines), "place": asked - part.start}
+            own, text = asked == at, before + "".join(lines[part])
+            prompt = text + (after if own else after.replace(names[at], names[asked]))
+            answers = (str(row["expected_number"]) if own else numbers[asked],)
+            name = f"{length}-{i}" + ("" if own else f"-{asked}")
+            return Sample(name, prompt, answers=answers, max_tokens=self.max_tokens, facts=facts, shared=len(text))
 
-        return part_around(vocabulary, sample, len(lines), at, length, f"{self.name}, length {length}")
+        where = f"{self.name}, length {length}"
+        return questions_on_parts(vocabulary, sample, names, at, length, where, self.questions)
 
     def scores(self, sample: Sample, answer: Answer) -> dict[str, float]:
         """Return whether the last number of the answer is the right one."""

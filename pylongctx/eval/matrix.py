@@ -209,10 +209,12 @@ def _tasks(entry: Mapping[str, Any]) -> list[Wanted]:
         raise ValueError(f'the task {kind!r} has no KV types; add kv = ["f16"]')
     if kind == "needle" and values.pop("passkey", False):
         values = PASSKEY | values
-    known = [part.name for part in fields(task_class(kind)) if part.init]  # type: ignore[arg-type]
+    known = {part.name: str(part.type) for part in fields(task_class(kind)) if part.init}  # type: ignore[arg-type]
     shared = (values.pop("reuse", False), 1.0 if "compress" in known else values.pop("compress", 1.0))
-    _check_keys(f"a task of kind {kind!r}", values, known)
+    _check_keys(f"a task of kind {kind!r}", values, [*known])
     names = [{"name": name} for name in _list(values.pop("name"))] if "name" in values else [{}]
+    for name in (name for name, value in values.items() if isinstance(value, list) and "tuple" not in known[name]):
+        raise ValueError(f"a task of kind {kind!r} has one {name}, not a list; give each its own [[tasks]]")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return [Wanted(task_class(kind)(**values, **name), lengths, methods, kv, *shared) for name in names]
 

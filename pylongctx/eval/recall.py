@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import ClassVar
 
@@ -46,8 +47,8 @@ class Recall(SingleModel):
         Facts in a text, evenly spread, the middle of the text included when they are odd; each is asked for.
     decoys : int
         Similar sentences for each fact, spread at random.
-    haystack : str
-        "synthetic", a text file or a folder of them.
+    haystack : str or tuple of str
+        "synthetic", a text file or a folder of them; several take turns, text by text.
     anew : int
         Questions of a text that are answered from an empty cache too, for a comparison.
     scored : int
@@ -69,7 +70,7 @@ class Recall(SingleModel):
     tests: int = 4
     questions: int = 5
     decoys: int = 0
-    haystack: str = SYNTHETIC
+    haystack: str | tuple[str, ...] = SYNTHETIC
     anew: int = 0
     scored: int = 0
     compress: float = 1.0
@@ -112,10 +113,17 @@ class Recall(SingleModel):
         """Return one sample per text."""
         if vocabulary.overhead != len(vocabulary.bos):
             raise ValueError("several questions on one text have no chat template; leave --chat out")
-        text = load_text(self.haystack, (1 + self.tests) * length * N_PER_TOKEN, seed)
-        return [self._sample(vocabulary, text, length, seed, trial) for trial in range(self.tests)]
+        names = (self.haystack,) if isinstance(self.haystack, str) else self.haystack
+        if not names:
+            raise ValueError("haystack names no text")
+        texts = [load_text(name, (1 + self.tests) * length * N_PER_TOKEN, seed) for name in names]
+        several = [{"haystack": Path(name).stem} if len(names) > 1 else {} for name in names]
+        return [
+            self._sample(vocabulary, texts[i % len(texts)], several[i % len(texts)], length, seed, i)
+            for i in range(self.tests)
+        ]
 
-    def _sample(self, vocabulary: Vocabulary, text: str, length: int, seed: int, trial: int) -> Sample:
+    def _sample(self, vocabulary: Vocabulary, text: str, named: Record, length: int, seed: int, trial: int) -> Sample:
         random = Random(f"{self.kind}-{seed}-{length}-{trial}")
         facts = draw_facts(self.questions, self.asked, self.decoys, random)
         asked = [f"\n\nQuestion: {fact.question}\nAnswer:{fact.prefix}" for fact in facts]
@@ -140,7 +148,7 @@ class Recall(SingleModel):
             answers=tuple(fact.answer for fact in facts),
             max_tokens=self.max_tokens,
             stop=("\n",),
-            facts={"trial": trial, "turns": turns},
+            facts={"trial": trial, "turns": turns, **named},
         )
 
     def _decoys(self, facts: Sequence[Stated], random: Random) -> list[tuple[float, str]]:
