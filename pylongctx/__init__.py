@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         StoppingCriteria,
         StoppingCriteriaList,
     )
-    from pylongctx.speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+    from pylongctx.speculative import DraftChain, LlamaDraftModel, LlamaPromptLookupDecoding, ModelDraft, NgramDraft
     from pylongctx.state import LlamaState
 
 __version__ = "0.1.0"
@@ -43,6 +43,7 @@ __all__ = [
     "BaseLlamaCache",
     "Corm",
     "Document",
+    "DraftChain",
     "DualChunk",
     "Full",
     "Kvzip",
@@ -59,6 +60,8 @@ __all__ = [
     "LogitsProcessorList",
     "LongHeads",
     "MinTokensLogitsProcessor",
+    "ModelDraft",
+    "NgramDraft",
     "Scissorhands",
     "SelfExtend",
     "ShiftedRotary",
@@ -87,7 +90,7 @@ _LAZY = {
         "StoppingCriteria",
         "StoppingCriteriaList",
     ),
-    "speculative": ("LlamaDraftModel", "LlamaPromptLookupDecoding"),
+    "speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "ModelDraft", "NgramDraft"),
     "state": ("LlamaState",),
 }
 

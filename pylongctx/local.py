@@ -15,7 +15,7 @@ from pylongctx.cache import BaseLlamaCache
 from pylongctx.chat.template import Templates
 from pylongctx.completer import Completer, Prompt
 from pylongctx.completion import Completion
-from pylongctx.engine.drafting import DraftModel, check_draft
+from pylongctx.engine.drafting import DraftModel, check_draft, check_model
 from pylongctx.engine.opening import Opened
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
@@ -68,6 +68,11 @@ class LocalCompleter(Completer):
             When the object is closed, or was loaded with ``vocab_only``.
         """
         return self._solo.session
+
+    @property
+    def sessions(self) -> Sequence[Session]:
+        """All sequences; ``session`` is the first one."""
+        return [slot.session for slot in self._solo.engine.slots]
 
     @property
     def states(self) -> States:
@@ -410,6 +415,7 @@ class LocalCompleter(Completer):
     @draft_model.setter
     def draft_model(self, model: DraftModel | None) -> None:
         check_draft(model, self.session.method, self.session.context)
+        check_model(model, self.session.model)
         self._solo.draft_model = model
 
     # ---- states ----

@@ -20,7 +20,8 @@ NAMES = [(name, value) for names, value, *_ in OPTIONS for name in names]
 VARIABLES = [(variable, value) for _, value, *more in OPTIONS for variable in more]
 # which must work
 WANTED = """
---cache-prompt --no-cache-prompt --reasoning-format -cmoe -ncmoe -ncffn -ot --override-kv --path --api-prefix
+--cache-prompt --no-cache-prompt --reasoning-format --spec-type -md
+--spec-draft-n-max --spec-ngram-simple-size-n -td -ctkd -cmoe -ncmoe -ncffn -ot --override-kv --path --api-prefix
 --ssl-cert-file --ssl-key-file --timeout --sse-ping-interval -lv --offline -fit --op-offload --no-op-offload
 --reuse-port --escape --no-prefill-assistant --reasoning-effort --kv-offload -dt --version --usage --rerank --spm-infill
 """.split()

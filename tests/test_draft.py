@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from llamas import EXACT, F32, METHODS, TEXT, new
 from session import assert_same
+from tiny_gguf import make_model
 
-from pylongctx import LlamaDraftModel, LlamaPromptLookupDecoding
+from pylongctx import DraftChain, Llama, LlamaDraftModel, LlamaPromptLookupDecoding, ModelDraft, NgramDraft
+from pylongctx.engine.drafting import Drafting
+from pylongctx.sampling import Sampler, SamplingParams
 
 PROMPT = TEXT.decode() * 3
 
@@ -98,3 +101,139 @@ def test_a_bad_guess_is_an_error(embedded_model):
             llm(PROMPT, max_tokens=5)
         llm.draft_model = None
         assert llm(PROMPT, max_tokens=5, temperature=0.0)["usage"]["completion_tokens"] == 5
+
+
+# ---- n-grams ----
+
+IDS = np.array([0, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2, 3, 7, 6, 1, 2], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("draft", "n_max", "expected"),
+    [
+        (NgramDraft(2, 3), None, [3, 7, 6]),
+        (NgramDraft(2, 3), 1, [3]),
+        (NgramDraft(2, 99), None, [3, 7, 6, 1, 2]),
+        (NgramDraft(1, 2), None, [3, 7]),
+        (NgramDraft(3, 3), None, []),
+        (NgramDraft(16, 3), None, []),
+        (NgramDraft(99, 3), None, []),
+        (NgramDraft(2, 3, min_hits=3), None, [3, 7, 6]),
+        (NgramDraft(2, 3, min_hits=4), None, []),
+        (NgramDraft(2, 1, most_common=True), None, [3]),
+        (NgramDraft(2, 2, most_common=True), None, [3, 7]),  # all differ: the latest
+        (DraftChain([NgramDraft(3, 3), NgramDraft(2, 3)]), 2, [3, 7]),
+        (DraftChain([]), 2, []),
+    ],
+)
+def test_ngrams(draft, n_max, expected):
+    assert draft(IDS, **({} if n_max is None else {"n_max": n_max})).tolist() == expected
+
+
+def test_the_most_common_continuation():
+    ids = np.array([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], np.int32)
+    assert NgramDraft(2, 1)(ids).tolist() == [4]
+    assert NgramDraft(2, 1, most_common=True)(ids).tolist() == [3]
+
+
+@pytest.mark.parametrize("sizes", [{"size_n": 0}, {"size_m": 0}, {"min_hits": 0}])
+def test_sizes(sizes):
+    with pytest.raises(ValueError, match="must be at least 1, not 0"):
+        NgramDraft(**sizes)
+
+
+# ---- adaptive drafts say the same ----
+
+
+@pytest.fixture
+def drafted(monkeypatch):
+    """Return the drafts of all jobs."""
+    found = []
+    first = Drafting.__init__
+
+    def record(self, model):
+        first(self, model)
+        found.append(self)
+
+    monkeypatch.setattr(Drafting, "__init__", record)
+    return found
+
+
+def counted(drafts):
+    return [sum(getattr(draft, name) for draft in drafts) for name in ("n_drafted", "n_accepted")]
+
+
+@pytest.mark.parametrize("method", ["full", "longheads", "window"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_of_a_model_and_ngrams(embedded_f32, drafted, method, temperature):
+    """Of the tokens that are drawn with a seed too: each is drawn from the logits of the model."""
+    kwargs = {"max_tokens": 40, "temperature": temperature, "seed": 7}
+    with new(embedded_f32, method=method, **F32) as llm:
+        plain = llm(PROMPT, **kwargs)["choices"][0]["text"]
+    small = new(embedded_f32, **F32)
+    for draft in (NgramDraft(2, 8), ModelDraft(small), DraftChain([NgramDraft(3), ModelDraft(small, 8, p_min=0.2)])):
+        drafted.clear()
+        with new(embedded_f32, method=method, draft_model=draft, **F32) as llm:
+            assert llm(PROMPT, **kwargs)["choices"][0]["text"] == plain
+            assert llm(PROMPT, **kwargs)["choices"][0]["text"] == plain
+        n_drafted, n_accepted = counted(drafted)
+        assert 0 < n_drafted >= n_accepted
+    assert n_accepted > 0
+    small.close()
+
+
+def test_a_draft_model_that_is_the_model_is_always_right(embedded_f32):
+    with new(embedded_f32, **F32) as small, new(embedded_f32, **F32) as llm:
+        draft = ModelDraft(small, n_max=5)
+        ids = llm.tokenize(TEXT)
+        said = list(islice(llm.generate(ids, temp=0.0), 12))
+        assert draft(np.array(ids, np.int32)).tolist() == said[:5]
+        assert draft(np.array([*ids, *said[:3]], np.int32), n_max=4).tolist() == said[3:7]
+        assert draft(np.array(ids[:9], np.int32), n_max=1).tolist() == list(islice(llm.generate(ids[:9], temp=0.0), 1))
+        assert len(ModelDraft(small, n_max=5, p_min=1.0)(np.array(ids, np.int32))) == 0
+        assert len(ModelDraft(small, n_max=5, n_min=5)(np.array(ids, np.int32), n_max=4)) == 0
+
+
+def test_a_long_text_is_caught_up_in_parts(embedded_model):
+    with new(embedded_model, n_ctx=1024) as small:
+        draft = ModelDraft(small)
+        ids = np.array((small.tokenize(TEXT) * 20)[:600], np.int32)
+        assert [len(draft(ids)) for _ in range(4)] == [0, 0, 3, 3]
+        assert len(draft(np.resize(ids, small.n_ctx() - 2))) == 0  # no room
+
+
+def test_texts_have_a_sequence_each(embedded_model):
+    with new(embedded_model, n_parallel=2) as small:
+        draft, ids = ModelDraft(small), np.array(small.tokenize(TEXT), np.int32)
+        for _ in range(2):
+            for text in (ids, ids[::-1].copy()):
+                draft(text)
+        evaluated = [session.n_evaluated for session in small.sessions]
+        assert max(evaluated) < 2 * len(ids)
+
+
+@pytest.mark.parametrize("numbers", [{"n_max": 0}, {"n_min": 4}, {"n_min": -1}, {"p_min": 1.5}])
+def test_numbers_of_a_draft_model(embedded_model, numbers):
+    with new(embedded_model) as small, pytest.raises(ValueError, match="a draft has n_max >= 1"):
+        ModelDraft(small, **numbers)
+
+
+def test_another_vocabulary_is_refused(embedded_model, tmp_path):
+    other = make_model(tmp_path / "other.gguf")
+    with Llama(str(other), n_ctx=64, verbose=False) as small, new(embedded_model) as llm:
+        with pytest.raises(ValueError, match=r"draft_model: it has \d+ tokens and the model \d+"):
+            llm.draft_model = ModelDraft(small)
+        with pytest.raises(ValueError, match="use one of the same family"):
+            new(embedded_model, draft_model=ModelDraft(small))
+        assert llm.draft_model is None
+
+
+def test_timings_count_drafts(embedded_f32):
+    with new(embedded_f32, draft_model=NgramDraft(1, 8), **F32) as llm:
+        sampler = Sampler(llm.session.model, SamplingParams(seed=0, temp=0.0), None, ())
+        job = llm._solo.endless(llm.tokenize(TEXT * 3), sampler, 30)
+        list(llm._solo.drawn(job))
+        timings, counters = job.timings(), llm._solo.engine.counters
+        assert 0 < timings["draft_n"] == counters.drafted_tokens
+        assert timings["draft_n_accepted"] == counters.accepted_tokens <= timings["draft_n"]
+        assert 0 < counters.drafts <= counters.drafted_tokens

@@ -18,6 +18,7 @@ from pylongctx.cli.arguments import (
     switched,
     with_origins,
 )
+from pylongctx.cli.drafts import add_draft_options, draft_model
 from pylongctx.cli.get import fetched
 from pylongctx.cli.method import add_method_options, chosen_method
 from pylongctx.cli.overrides import add_override_options, add_tensor_options, override_arguments
@@ -149,6 +150,7 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
         "-kvo", off=off, env="LLAMA_ARG_KV_OFFLOAD", help="keep K and V on the device of their layer (on)", dest="kvo"
     )
     _add_rope(Options(parser, "positions"), extended=True)
+    add_draft_options(parser)
     refuse_options(Options(parser))
 
 
@@ -337,8 +339,11 @@ def open_model(
     args: argparse.Namespace,
     make: "Callable[..., Adaptable]",
     progress: "Callable[[int, int], None] | None" = None,
+    n_seq: int = 1,
 ) -> "Adaptable":
-    """Return ``make(**arguments)`` for the given arguments of Llama, with the requested adapters.
+    """Return ``make(**arguments)`` for the given arguments of Llama, with the requested adapters and drafts.
+
+    ``n_seq``: sequences that generate concurrently, 0 for a model that generates nothing.
 
     Raises
     ------
@@ -347,12 +352,18 @@ def open_model(
     """
     try:
         more = {"method": chosen_method(args), "progress_callback": progress, **_constructor(args)}
-        opened = make(model_path(args), **more)
+        draft = draft_model(args, more, n_seq) if n_seq else None
         try:
-            for path, scale in _loras(args):
-                opened.add_lora(path, scale)
+            opened = make(model_path(args), **more, draft_model=draft)
+            try:
+                for path, scale in _loras(args):
+                    opened.add_lora(path, scale)
+            except BaseException:
+                opened.close()
+                raise
         except BaseException:
-            opened.close()
+            if draft is not None:
+                draft.close()
             raise
     except (ValueError, NotImplementedError) as reason:
         raise ValueError(with_origins(reason, args)) from reason

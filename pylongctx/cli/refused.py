@@ -9,7 +9,10 @@ DOWNLOAD = "give a file, a name that pylongctx get lists, or -hf user/name"
 PICTURES = "only text input is supported"
 CORES = "the operating system schedules threads, and idle threads sleep: use -t, -tb, taskset and nice"
 VECTORS = "control vectors are not supported; LoRA adapters are: --lora"
-DRAFT = "a second model as draft model is not supported; Llama(draft_model=...) drafts from the text"
+DRAFT = "the draft model runs like the model, with its own -td, -ngld and KV cache types; its file is -md FILE"
+NGRAMS = "drafts from the text have the kinds ngram-simple, ngram-map-k and ngram-map-k4v: --spec-type"
+SIZES = "use --spec-ngram-simple-size-n and the like"
+SYNTHETIC = "acceptance is measured, never simulated"
 MESSAGES = "log messages are lines on stderr; redirect them with 2> FILE"
 FITTING = "--preflight checks against the free memory; --kv-limit leaves memory free"
 CHECKPOINTS = "each sequence keeps up to 16 checkpoints automatically, if its model needs them to rewind"
@@ -77,16 +80,10 @@ REFUSED = (
     Refused("--control-vector", VECTORS),
     Refused("--control-vector-scaled", VECTORS),
     Refused("--control-vector-layer-range", VECTORS),
-    Refused("-md --model-draft --spec-draft-model", DRAFT, "LLAMA_ARG_SPEC_DRAFT_MODEL"),
     Refused("-hfd -hfrd --hf-repo-draft --spec-draft-hf", DRAFT, "LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
-    Refused("--spec-type", DRAFT, "LLAMA_ARG_SPEC_TYPE", ("none",)),
-    Refused("--spec-default", DRAFT),
-    Refused("--draft --draft-n --draft-max", DRAFT, "LLAMA_ARG_DRAFT_MAX", ("0",)),
-    Refused("--draft-min --draft-n-min", DRAFT, "LLAMA_ARG_DRAFT_MIN", ("0",)),
-    Refused("--spec-draft-type-k -ctkd --cache-type-k-draft", DRAFT, "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
-    Refused("--spec-draft-type-v -ctvd --cache-type-v-draft", DRAFT, "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
-    Refused("--spec-draft-threads -td --threads-draft", DRAFT),
-    Refused("--spec-draft-threads-batch -tbd --threads-batch-draft", DRAFT),
+    Refused("--spec-default", NGRAMS),
+    Refused("--draft --draft-n --draft-max", "use --spec-draft-n-max", "LLAMA_ARG_DRAFT_MAX", ("0",)),
+    Refused("--draft-min --draft-n-min", "use --spec-draft-n-min", "LLAMA_ARG_DRAFT_MIN", ("0",)),
     Refused("--spec-draft-cpu-mask -Cd --cpu-mask-draft", DRAFT),
     Refused("--spec-draft-cpu-range -Crd --cpu-range-draft", DRAFT),
     Refused("--spec-draft-cpu-strict --cpu-strict-draft", DRAFT),
@@ -101,24 +98,15 @@ REFUSED = (
     Refused(
         "--spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft", DRAFT, "LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE"
     ),
-    Refused("--spec-draft-n-max", DRAFT, "LLAMA_ARG_SPEC_DRAFT_N_MAX"),
-    Refused("--spec-draft-n-min", DRAFT, "LLAMA_ARG_SPEC_DRAFT_N_MIN"),
-    Refused("--spec-synth-len", DRAFT, "LLAMA_ARG_SPEC_SYNTH_LEN"),
-    Refused("--spec-synth-rates", DRAFT, "LLAMA_ARG_SPEC_SYNTH_RATES"),
+    Refused("--spec-synth-len", SYNTHETIC, "LLAMA_ARG_SPEC_SYNTH_LEN"),
+    Refused("--spec-synth-rates", SYNTHETIC, "LLAMA_ARG_SPEC_SYNTH_RATES"),
     Refused("--spec-draft-p-split --draft-p-split", DRAFT, "LLAMA_ARG_SPEC_DRAFT_P_SPLIT"),
-    Refused("--spec-draft-p-min --draft-p-min", DRAFT, "LLAMA_ARG_SPEC_DRAFT_P_MIN"),
     Refused("--spec-draft-backend-sampling", DRAFT, "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING"),
     Refused("--spec-draft-device -devd --device-draft", DRAFT),
-    Refused("--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft", DRAFT, "LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
-    *(Refused(f"--spec-ngram-{name}", DRAFT) for name in ("size-n", "size-m", "min-hits")),
-    *(Refused(f"--spec-ngram-mod-{name}", DRAFT) for name in ("n-min", "n-max", "n-match")),
-    *(
-        Refused(f"--spec-ngram-{kind}-{name}", DRAFT)
-        for kind in ("simple", "map-k", "map-k4v")
-        for name in ("size-n", "size-m", "min-hits")
-    ),
-    Refused("-lcs --lookup-cache-static", DRAFT),
-    Refused("-lcd --lookup-cache-dynamic", DRAFT),
+    *(Refused(f"--spec-ngram-{name}", SIZES) for name in ("size-n", "size-m", "min-hits")),
+    *(Refused(f"--spec-ngram-mod-{name}", NGRAMS) for name in ("n-min", "n-max", "n-match")),
+    Refused("-lcs --lookup-cache-static", NGRAMS),
+    Refused("-lcd --lookup-cache-dynamic", NGRAMS),
     Refused("--prompt-cache", "pylongctx chat keeps conversations with /save and /load"),
     Refused("-cnv --conversation -i --interactive", "use pylongctx chat for conversations"),
     Refused("-no-cnv --no-conversation", "use pylongctx complete for prompts without a template"),

@@ -34,6 +34,7 @@ NOT_FOR_EMBEDDING = (
     "kv_offload",
     "kv_offload_mib",
     "progress_callback",
+    "draft_model",
 )
 
 
@@ -120,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     with listen(*address(args)) if args.socket is None else inherited(args.socket) as listener:
         vectors = embedder(args) if args.embeddings or args.reranking else None
         n_seq = PARALLEL if args.parallel is None else args.parallel
-        host = open_model(args, partial(Host, n_seq=n_seq))
+        host = open_model(args, partial(Host, n_seq=n_seq), n_seq=n_seq)
         host.templates.reasoning_format = args.reasoning_format
         service = Service(host, wanted, vectors)
         if host.session.context.why:
@@ -195,7 +196,7 @@ def embedder(args: argparse.Namespace) -> "Llama":
         given = {name: value for name, value in arguments.items() if name not in NOT_FOR_EMBEDDING}
         return Llama(path, embedding=True, pooling_type=pooling, **given)
 
-    llm = open_model(args, make)
+    llm = open_model(args, make, n_seq=0)
     if llm.pooling_type() == NO_POOLING:
         llm.close()
         raise ValueError("the model does not define a pooling for embeddings: choose --pooling mean, cls or last")

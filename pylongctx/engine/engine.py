@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from pylongctx.engine.counters import Counters
 from pylongctx.engine.documents import Documents
+from pylongctx.engine.draft_length import StepTimes
 from pylongctx.engine.job import Cancelled, Job, Row
 from pylongctx.engine.loader import Loader
 from pylongctx.engine.pace import Pace
@@ -64,6 +65,7 @@ class Engine:
         self.closing = False
         self.lost: DeviceLost | None = None  # if set, evaluation is no longer possible
         self._pace = Pace(step_seconds)
+        self._times = StepTimes()
         self._loader = Loader(self.slots, self.counters, library, states, wake)
         self._readers = Readers(self.documents, library, wake)
         self._rows = np.empty((len(sessions), self.context.n_vocab), np.float32)
@@ -128,6 +130,7 @@ class Engine:
         self.counters.longest = max(self.counters.longest, slot.session.n_tokens)
         self.counters.prompt_seconds += job.prompt_seconds
         self.counters.answer_seconds += job.answer_seconds
+        self.counters.count_drafts(job.draft)
         if job.traced is not None:
             self.tracer.end(job, slot.session)
         self._n_ended += 1
@@ -250,19 +253,23 @@ class Engine:
             seconds = time.monotonic() - started
             self.counters.busy_seconds += seconds
             self._pace.add(n_prompt, seconds)
+            if not n_prompt:
+                self._times.add(sum(len(share.part) for share in shares), seconds)
         return bool(runs)
 
     def _shares(self, jobs: list[tuple[Slot, Job]]) -> list[Share]:
         """Return the tokens that each slot evaluates next: short requests fully, the others with equal shares."""
         jobs.sort(key=lambda pair: (job := pair[1]).is_reading * len(job.pending))
         left, shares = self.context.n_step, []
+        n_others = sum(not job.is_reading for _, job in jobs) - 1
         for i, (slot, job) in enumerate(jobs):
             if i and job.is_reading and not jobs[i - 1][1].is_reading:  # all answers have their tokens
                 left = min(left, self._pace.most(left))
             n = min(n_ahead(slot, job), left // (len(jobs) - i))
             if job.every_row:
                 n = min(n, max(1, ROW_BYTES // (4 * self.context.n_vocab)))
-            shares.append(guessed(slot, job, job.pending[: slot.session.next_step(n)], left // (len(jobs) - i)))
+            part = job.pending[: slot.session.next_step(n)]
+            shares.append(guessed(slot, job, part, left // (len(jobs) - i), self._times, n_others))
             left -= len(shares[-1].part)
         return shares
 

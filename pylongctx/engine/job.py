@@ -238,7 +238,14 @@ class Job:
             **_rates("prompt", self.n_read, self.n_read, self.prompt_seconds),
             # the first token is sampled from the logits of the prefill
             **_rates("predicted", self.n_generated, self.n_generated - 1, self.answer_seconds),
+            **self._drafted(),
         }
+
+    def _drafted(self) -> dict[str, int]:
+        """Return the counts of draft tokens; empty if there were none."""
+        if self.draft is None or not self.draft.n_drafted:
+            return {}
+        return {"draft_n": self.draft.n_drafted, "draft_n_accepted": self.draft.n_accepted}
 
     @property
     def prompt_seconds(self) -> float:

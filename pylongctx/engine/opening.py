@@ -13,7 +13,7 @@ from pylongctx._preflight import fit, serves
 from pylongctx._trial import try_model
 from pylongctx.catalog import CATALOG, resolve
 from pylongctx.engine.context import Context
-from pylongctx.engine.drafting import check_draft
+from pylongctx.engine.drafting import check_draft, check_model
 from pylongctx.engine.identity import WEIGHTS, row_identity
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import evicting
@@ -97,6 +97,7 @@ class Opened:
         self.adapters = Adapters(self.model)
         try:
             check_draft(given["draft_model"], None, self.context)
+            check_model(given["draft_model"], self.model)
             self.sessions = self._sessions(n_seq)
             if kept is not None and self.context is not None:
                 self._open_store(self.context, *kept)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.engine.draft_length import StepTimes
 from pylongctx.engine.job import Job, Row
 from pylongctx.engine.slots import Slot
 
@@ -37,14 +38,15 @@ def n_ahead(slot: Slot, job: Job) -> int:
     return min(n, job.pieces[0].first - slot.session.n_tokens) if job.pieces and job.is_reading else n
 
 
-def guessed(slot: Slot, job: Job, part: NDArray[np.int32], most: int) -> Share:
-    """Return the share of a job, with draft tokens after a token of the answer."""
+def guessed(slot: Slot, job: Job, part: NDArray[np.int32], most: int, times: StepTimes, n_others: int) -> Share:
+    """Return the share of a job, with draft tokens after a token of the answer, at most ``most`` tokens in all."""
     session = slot.session
     if job.draft is None or len(part) != 1 or len(job.pending) != 1 or not session.n_tokens:
         return Share(slot, job, part)
     known = np.concatenate([session.tokens, part])
-    guess = session.model.check_tokens(job.draft.guess(known, session.n_ctx - len(known)), allow_empty=True)
-    n = session.next_step(1 + min(len(guess), most - 1)) - 1
+    room = min(session.n_ctx - len(known), most - 1, (job.limit or session.n_ctx) - job.n_generated - 1)
+    guess = session.model.check_tokens(job.draft.guess(known, room, times, n_others), allow_empty=True)
+    n = session.next_step(1 + len(guess)) - 1
     return Share(slot, job, np.concatenate([part, guess[:n]]), n)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from pylongctx._arguments import has_gpu
 from pylongctx._lib import lib
 from pylongctx.chat.template import Templates
+from pylongctx.engine.drafting import DraftModel
 from pylongctx.engine.opening import Opened
 from pylongctx.engine.session import Session
 from pylongctx.llama import Llama
@@ -63,6 +64,7 @@ class Host:
         self.n_gpu_layers: int = given["n_gpu_layers"]
         self.verbose = self._opened.verbose
         self.last_n_tokens_size: int = given["last_n_tokens_size"]
+        self.draft_model: DraftModel | None = given["draft_model"]
         if not self._opened.verbose:
             lib.lctx_log_set_level(0)  # llama.cpp logs disconnected clients as errors; other errors become exceptions
 

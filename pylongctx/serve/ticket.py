@@ -6,6 +6,7 @@ from typing import Any
 
 from pylongctx.completer import Completer
 from pylongctx.engine.documents import Document
+from pylongctx.engine.drafting import Drafting
 from pylongctx.engine.job import Cancelled, Drawn, Job, Row
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
@@ -109,7 +110,9 @@ class Ticket:
         limit = most_tokens(wanted, room, fields.get("cuts"))
         ids = self.model.check_tokens(tokens)
         placed = self._engine.documents.find(ids, self._fields.get("owner"), text)
-        self.current = Job(ids, sampler, limit=limit, placed=placed, **self._fields, **fields)
+        model = self.host.draft_model
+        draft = None if model is None else Drafting(model)
+        self.current = Job(ids, sampler, limit=limit, placed=placed, draft=draft, **self._fields, **fields)
         if self._cancelled:
             raise Cancelled("cancelled")
         return self.current

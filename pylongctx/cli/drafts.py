@@ -1,0 +1,136 @@
+"""Options of speculative decoding, spelled as llama.cpp spells them."""
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pylongctx.cli.arguments import Options, integer, number
+from pylongctx.cli.get import fetched
+from pylongctx.cli.values import layers
+
+if TYPE_CHECKING:
+    from pylongctx.speculative import LlamaDraftModel
+
+NONE, MODEL = "none", "draft-simple"
+NGRAMS = {"ngram-simple": False, "ngram-map-k": False, "ngram-map-k4v": True}  # whether the most common one is drafted
+MISSING = {
+    "ngram-mod": "ngram-simple or ngram-map-k4v draft from the text",
+    "ngram-cache": "ngram-simple or ngram-map-k4v draft from the text",
+    "draft-mtp": "the blocks of a model that predict several tokens are not evaluated; use ngram-simple or -md",
+    "draft-eagle3": "Eagle heads are not evaluated; use ngram-simple or -md",
+    "draft-dflash": "DFlash models are not evaluated; use ngram-simple or -md",
+    "draft-dspark": "DSpark models are not evaluated; use ngram-simple or -md",
+}
+SIZES = {"size_n": "size-n", "size_m": "size-m", "min_hits": "min-hits"}
+NUMBERS = {"n_max": "spec_draft_n_max", "n_min": "spec_draft_n_min", "p_min": "spec_draft_p_min"}
+OPENED = {  # arguments of Llama for the draft model
+    "n_threads": "spec_draft_threads",
+    "n_threads_batch": "spec_draft_threads_batch",
+    "type_k": "spec_draft_type_k",
+    "type_v": "spec_draft_type_v",
+    "n_gpu_layers": "spec_draft_ngl",
+}
+
+
+def add_draft_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options, see ``draft_model``."""
+    options = Options(parser, "drafts")
+    add = options.add
+    known = ", ".join((NONE, *NGRAMS, MODEL))
+    help = f"kinds of drafts, verified by the model: {known}, or several in order (none)"
+    add("--spec-type", parse=kinds, metavar="KIND,...", env="LLAMA_ARG_SPEC_TYPE", help=help)
+    help = f"draft model: a smaller model of the same family, by file or name; same as --spec-type {MODEL}"
+    env = "LLAMA_ARG_SPEC_DRAFT_MODEL"
+    add("-md", "--spec-draft-model", "--model-draft", metavar="FILE", env=env, help=help)
+    env = "LLAMA_ARG_SPEC_DRAFT_N_MAX"
+    add("--spec-draft-n-max", parse=integer, env=env, help="maximum tokens of a draft of the draft model (3)")
+    env, help = "LLAMA_ARG_SPEC_DRAFT_N_MIN", "shorter drafts of the draft model are not used (0)"
+    add("--spec-draft-n-min", parse=integer, env=env, help=help)
+    env, help = "LLAMA_ARG_SPEC_DRAFT_P_MIN", "probability below which a draft of the draft model ends (0)"
+    add("--spec-draft-p-min", "--draft-p-min", parse=number, metavar="P", env=env, help=help)
+    add("--spec-draft-threads", "-td", "--threads-draft", parse=integer, help="threads of the draft model (-t)")
+    help = "threads of the draft model for prompts (-td)"
+    add("--spec-draft-threads-batch", "-tbd", "--threads-batch-draft", parse=integer, help=help)
+    for letter in "kv":
+        names = (f"--spec-draft-type-{letter}", f"-ct{letter}d", f"--cache-type-{letter}-draft")
+        env, help = f"LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_{letter.upper()}", f"type of {letter.upper()} of the draft model"
+        add(*names, metavar="TYPE", env=env, help=f"{help} (f16)")
+    env, help = "LLAMA_ARG_N_GPU_LAYERS_DRAFT", "layers of the draft model on devices (0)"
+    add("--spec-draft-ngl", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", parse=layers, env=env, help=help)
+    for kind in NGRAMS:
+        add(f"--spec-{kind}-size-n", parse=integer, help=f"{kind}: tokens that must be equal (12)")
+        add(f"--spec-{kind}-size-m", parse=integer, help=f"{kind}: maximum tokens of a draft (48)")
+        add(f"--spec-{kind}-min-hits", parse=integer, help=f"{kind}: minimum earlier occurrences (1)")
+
+
+def kinds(text: str) -> list[str]:
+    """Return the kinds of drafts in a list, without ``none``.
+
+    Raises
+    ------
+    ValueError
+        When a kind is unknown or not supported.
+    """
+    found = [word.strip() for word in text.split(",")]
+    for kind in found:
+        if kind in MISSING:
+            raise ValueError(f"{kind} is not supported: {MISSING[kind]}")
+        if kind not in (NONE, MODEL, *NGRAMS):
+            raise ValueError(f"unknown kind of drafts {kind!r}; available: {', '.join((NONE, *NGRAMS, MODEL))}")
+    return [kind for kind in dict.fromkeys(found) if kind != NONE]
+
+
+def draft_model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int = 1) -> "LlamaDraftModel | None":
+    """Return what drafts for a model, or None.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        The parsed options.
+    given : Mapping
+        Arguments of Llama for the model, of which its draft model has the context and the threads.
+    n_seq : int
+        Sequences that generate concurrently.
+
+    Raises
+    ------
+    ValueError
+        When options contradict each other, or the draft model is refused.
+    """
+    from pylongctx.speculative import DraftChain
+
+    wanted = list(args.spec_type or ())
+    if args.spec_draft_model and MODEL not in wanted:
+        wanted.append(MODEL)
+    if MODEL in wanted and not args.spec_draft_model:
+        raise ValueError(f"--spec-type {MODEL} needs a draft model: add -md FILE")
+    unused = [name for name in (*NUMBERS.values(), *OPENED.values()) if getattr(args, name) is not None]
+    if unused and MODEL not in wanted:
+        raise ValueError(f"--{unused[0].replace('_', '-')} is for a draft model: add -md FILE")
+    models = [_model(args, given, n_seq) if kind == MODEL else _ngram(args, kind) for kind in wanted]
+    return models[0] if len(models) == 1 else DraftChain(models) if models else None
+
+
+def _given(args: argparse.Namespace, names: Mapping[str, str]) -> dict[str, Any]:
+    return {keyword: value for keyword, name in names.items() if (value := getattr(args, name)) is not None}
+
+
+def _ngram(args: argparse.Namespace, kind: str) -> "LlamaDraftModel":
+    from pylongctx.speculative import NgramDraft
+
+    sizes = {keyword: f"spec_{kind}_{name}".replace("-", "_") for keyword, name in SIZES.items()}
+    return NgramDraft(**_given(args, sizes), most_common=NGRAMS[kind])
+
+
+def _model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int) -> "LlamaDraftModel":
+    from pylongctx.llama import Llama
+    from pylongctx.speculative import ModelDraft
+
+    shared = {name: given[name] for name in ("n_ctx", "n_threads", "n_threads_batch", "verbose") if name in given}
+    options = shared | _given(args, OPENED)
+    llm = Llama(fetched(str(args.spec_draft_model)), **options, n_parallel=n_seq)
+    try:
+        return ModelDraft(llm, **_given(args, NUMBERS))
+    except BaseException:
+        llm.close()
+        raise

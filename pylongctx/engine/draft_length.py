@@ -1,0 +1,134 @@
+"""How many tokens a draft may have: as many as pay, from measured acceptance and step times."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # lengths that are compared
+SLOPE = 0.1  # additional time of a token in a step, in steps of one token, until it is measured
+NEW = 0.25  # weight of the last step in the moving average
+GAIN = 1.02  # drafts must be expected to be faster by this factor
+FIRST, LONGEST = 16, 256  # tokens without drafts before another trial, doubled after each failed one
+REFRESH = 64  # drafts after which a step without one is measured, as the text has grown
+PROBE = 4  # maximum tokens of a trial
+RECENT_FIRST, RECENT_NEXT = 8.0, 64.0  # draft tokens that the two acceptance rates remember
+
+
+class StepTimes:
+    """Seconds of a step by its number of tokens, for steps without prompt tokens.
+
+    Examples
+    --------
+    >>> times = StepTimes()
+    >>> times.add(1, 0.1)
+    >>> times.add(5, 0.3)
+    >>> round(times.seconds(3), 3), round(times.seconds(9), 3)
+    (0.2, 0.5)
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+
+    def add(self, n: int, seconds: float) -> None:
+        """Record a step of ``n`` tokens."""
+        before = self._known.get(n, seconds)
+        self._known[n] = (1 - NEW) * before + NEW * seconds
+
+    def knows(self, n: int) -> bool:
+        """Return True if a step of ``n`` tokens was measured."""
+        return n in self._known
+
+    def seconds(self, n: int) -> float:
+        """Return the expected time of a step of ``n`` tokens, in steps of one token when nothing is known."""
+        known = sorted(self._known.items())
+        if not known:
+            return 1 + SLOPE * (n - 1)
+        if len(known) == 1 or n <= known[0][0]:
+            at, seconds = known[0]
+            return seconds * (1 + SLOPE * (n - 1)) / (1 + SLOPE * (at - 1))
+        (a, low), (b, high) = next((pair for pair in pairwise(known) if n <= pair[1][0]), (known[0], known[-1]))
+        return max(low, low + (high - low) * (n - a) / (b - a))
+
+
+@dataclass
+class Rate:
+    """A share of accepted tokens, which remembers the last ``memory`` of them."""
+
+    memory: float
+    accepted: float
+    tried: float
+
+    def add(self, accepted: float, tried: float) -> None:
+        """Record ``tried`` tokens, of which ``accepted`` were right."""
+        kept = min(1.0, max(0.0, self.memory - tried) / self.tried) if self.tried else 1.0
+        self.accepted, self.tried = kept * self.accepted + accepted, kept * self.tried + tried
+
+    @property
+    def value(self) -> float:
+        """The share; it is never quite 0 or 1."""
+        return (self.accepted + 0.1) / (self.tried + 0.2)
+
+
+@dataclass
+class DraftLength:
+    """Chooses the length of the next draft of one answer; none until a step without drafts was measured.
+
+    The first token of a draft is accepted with one probability, and each following one, after an accepted token, with
+    another: drafts from the text are right for long, or not at all.
+
+    Examples
+    --------
+    >>> times, length = StepTimes(), DraftLength()
+    >>> times.add(1, 0.1)
+    >>> times.add(5, 0.1)
+    >>> for _ in range(4):
+    ...     length.add(drafted=4, accepted=4)
+    >>> length.choose(times, n_others=0, most=16)
+    16
+    >>> for _ in range(8):
+    ...     length.add(drafted=4, accepted=0)
+    >>> length.choose(times, n_others=0, most=16) < 16
+    True
+    """
+
+    draft_seconds: float = 0.0  # time of a draft token
+    _first: Rate = field(default_factory=lambda: Rate(RECENT_FIRST, 1.0, 2.0))
+    _next: Rate = field(default_factory=lambda: Rate(RECENT_NEXT, 3.0, 4.0))
+    _drafts: int = 0  # since a step without a draft
+    _idle: int = 0  # tokens since drafts were found not to pay
+    _wait: int = FIRST
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Record a draft of ``drafted`` tokens, of which the first ``accepted`` were right."""
+        self._first.add(float(accepted > 0), 1)
+        if accepted and drafted > 1:
+            self._next.add(accepted - 1, min(accepted, drafted - 1))
+
+    def took(self, drafted: int, seconds: float) -> None:
+        """Record the time that a draft took."""
+        if drafted:
+            each = seconds / drafted
+            self.draft_seconds = each if not self.draft_seconds else (1 - NEW) * self.draft_seconds + NEW * each
+
+    def choose(self, times: StepTimes, n_others: int, most: int) -> int:
+        """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""
+        if not times.knows(1 + n_others) or self._drafts >= REFRESH:
+            self._drafts = 0
+            return 0
+        plain = (1 + n_others) / times.seconds(1 + n_others)
+        lengths = [n for n in TRIED if n < most] + [most] * (most > 0)
+        rate, best = max(((self._rate(times, n_others, n), n) for n in lengths), default=(0.0, 0))
+        if rate > GAIN * plain:
+            self._idle, self._wait = 0, FIRST
+            self._drafts += 1
+            return best
+        self._idle += 1
+        if self._idle <= self._wait:
+            return 0
+        self._idle, self._wait = 0, min(2 * self._wait, LONGEST)
+        return min(best, PROBE)
+
+    def _rate(self, times: StepTimes, n_others: int, n: int) -> float:
+        """Return the expected tokens per second of a step with a draft of ``n`` tokens."""
+        p, q = self._first.value, self._next.value
+        accepted = p * (1 - q**n) / (1 - q)
+        return (1 + n_others + accepted) / (times.seconds(1 + n_others + n) + n * self.draft_seconds)

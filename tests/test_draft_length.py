@@ -1,0 +1,119 @@
+"""The length of drafts follows acceptance and step times; drafts that do not pay are turned off, and tried again."""
+
+import pytest
+
+from pylongctx.engine.draft_length import FIRST, LONGEST, PROBE, REFRESH, TRIED, DraftLength, Rate, StepTimes
+
+
+def measured(seconds):
+    times = StepTimes()
+    for n, value in seconds.items():
+        times.add(n, value)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("known", "n", "expected"),
+    [
+        ({}, 1, 1.0),
+        ({}, 11, 2.0),
+        ({1: 0.5}, 1, 0.5),
+        ({1: 0.5}, 11, 1.0),
+        ({2: 1.1}, 1, 1.0),
+        ({1: 1.0, 5: 2.0}, 3, 1.5),
+        ({1: 1.0, 5: 2.0}, 9, 3.0),
+        ({1: 1.0, 5: 2.0, 9: 2.0}, 7, 2.0),
+        ({1: 1.0, 5: 0.5}, 9, 1.0),  # more tokens are never expected to take less time
+    ],
+)
+def test_times_between_and_beyond_the_measured_ones(known, n, expected):
+    assert measured(known).seconds(n) == pytest.approx(expected)
+
+
+def test_times_follow_the_latest_steps():
+    times = measured({1: 1.0})
+    for _ in range(50):
+        times.add(1, 3.0)
+    assert times.seconds(1) == pytest.approx(3.0, rel=1e-3)
+
+
+def test_a_rate_forgets():
+    rate = Rate(8.0, 0.0, 0.0)
+    for _ in range(100):
+        rate.add(1, 1)
+    assert rate.value > 0.98 and rate.tried <= 9
+    for _ in range(20):
+        rate.add(0, 1)
+    assert rate.value < 0.12
+
+
+def drafting(length, times, accepted_of, steps=400, n_others=0, most=48):
+    """Return tokens and seconds of an answer, by true times and acceptance."""
+    tokens, seconds, drafts = 0, 0.0, []
+    for _ in range(steps):
+        n = length.choose(times, n_others, most)
+        took = accepted_of.step(1 + n_others + n)
+        times.add(1 + n_others + n, took)
+        accepted = min(n, accepted_of.right())
+        if n:
+            length.add(n, accepted)
+        drafts.append(n)
+        tokens, seconds = tokens + 1 + accepted, seconds + took
+    return tokens, seconds, drafts
+
+
+class World:
+    """A machine where each token of a step costs ``slope``, and drafts are right for ``right`` tokens."""
+
+    def __init__(self, slope, right):
+        self.slope, self._right = slope, right
+
+    def step(self, n):
+        return 1 + self.slope * (n - 1)
+
+    def right(self):
+        return self._right
+
+
+@pytest.mark.parametrize(("slope", "right"), [(0.0, 48), (0.1, 48), (0.3, 48), (0.1, 3)])
+def test_drafts_that_pay_are_used(slope, right):
+    world = World(slope, right)
+    tokens, seconds, drafts = drafting(DraftLength(), StepTimes(), world)
+    best = max((1 + min(n, right)) / world.step(1 + n) for n in (0, *TRIED[:-1]))
+    assert tokens / seconds > 0.85 * best
+    assert drafts.count(0) <= 2 + len(drafts) // REFRESH
+
+
+@pytest.mark.parametrize(("slope", "right"), [(1.0, 48), (0.5, 0), (0.02, 0), (2.0, 2)])
+def test_drafts_that_do_not_pay_cost_little(slope, right):
+    tokens, seconds, drafts = drafting(DraftLength(), StepTimes(), World(slope, right), steps=500)
+    assert tokens / seconds > 0.97
+    assert max(drafts[-LONGEST:]) <= PROBE
+
+
+def test_an_expensive_draft_model_is_turned_off():
+    length, times = DraftLength(), measured({1: 0.1, 5: 0.1})
+    assert length.choose(times, 0, 4) > 0
+    length.took(4, 1.0)
+    assert [length.choose(times, 0, 4) for _ in range(FIRST)] == [0] * FIRST
+    assert length.choose(times, 0, 4) > 0  # tried again
+
+
+def test_other_answers_share_a_step():
+    """A draft that delays three other answers must be worth it for all of them."""
+    times = measured({1: 1.0, 4: 1.0, 8: 2.5})
+    alone, among = DraftLength(), DraftLength()
+    for length in (alone, among):
+        for _ in range(20):
+            length.add(4, 1)
+    assert alone.choose(times, 0, 8) > 0
+    assert among.choose(times, 3, 8) == 0
+
+
+def test_no_room_is_no_draft():
+    assert DraftLength().choose(measured({1: 1.0}), 0, 0) == 0
+
+
+def test_a_step_without_a_draft_comes_first():
+    assert DraftLength().choose(StepTimes(), 0, 8) == 0
+    assert DraftLength().choose(measured({1: 1.0}), 0, 8) > 0
