@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pylongctx import __version__
-from pylongctx._enums import EVICT_MIDDLE, LOAD_MODES, OVERFLOWS, ROPE_SCALINGS, SPLIT_MODES
+from pylongctx._enums import EVICT_MIDDLE, LOAD_MODES, OVERFLOWS, SPLIT_MODES
 from pylongctx._log import LOG
 from pylongctx.catalog import find
 from pylongctx.cli.arguments import (
@@ -23,7 +23,8 @@ from pylongctx.cli.get import fetched
 from pylongctx.cli.method import add_method_options, chosen_method
 from pylongctx.cli.overrides import add_override_options, add_tensor_options, override_arguments
 from pylongctx.cli.refused import refuse_options
-from pylongctx.cli.values import ON, flash_attention, layers, mib, rope_scaling, shares, split_mode, staged_mib
+from pylongctx.cli.rope import add_rope_options
+from pylongctx.cli.values import ON, flash_attention, layers, mib, shares, split_mode, staged_mib
 from pylongctx.models import embedded_model
 
 if TYPE_CHECKING:
@@ -73,12 +74,6 @@ PLAIN = {
 }
 VERBOSE = 4  # llama.cpp's verbosity that -v corresponds to
 MODEL = "GGUF file, or a name that pylongctx get lists (the embedded model)"
-YARN = {
-    "ext-factor": "extrapolation mix factor",
-    "attn-factor": "attention magnitude factor",
-    "beta-slow": "high correction dim, or alpha",
-    "beta-fast": "low correction dim, or beta",
-}
 
 # ---- options ----
 
@@ -89,7 +84,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     _add_model(parser, options)
     _add_context(options)
     _add_devices(Options(parser, "devices", environment=False))
-    _add_rope(Options(parser, "positions", environment=False))
+    add_rope_options(Options(parser, "positions", environment=False))
 
 
 def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) -> None:
@@ -149,7 +144,7 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
     devices.switch(
         "-kvo", off=off, env="LLAMA_ARG_KV_OFFLOAD", help="keep K and V on the device of their layer (on)", dest="kvo"
     )
-    _add_rope(Options(parser, "positions"), extended=True)
+    add_rope_options(Options(parser, "positions"), extended=True)
     add_draft_options(parser)
     refuse_options(Options(parser))
 
@@ -229,29 +224,6 @@ def _add_devices(options: Options) -> None:
     add("-mg", "--main-gpu", parse=integer, env="LLAMA_ARG_MAIN_GPU", help="device for --split-mode none")
     help = "keep the KV cache in host memory, with up to MIB staged on the GPU (auto); without a number same as -kvo"
     add("--kv-offload", parse=staged_mib, metavar="MIB", help=help, optional=True)
-
-
-def _add_rope(options: Options, extended: bool = False) -> None:
-    add = options.add
-    add("--rope-freq-base", parse=number, metavar="X", env="LLAMA_ARG_ROPE_FREQ_BASE", help="RoPE base (the model's)")
-    add(
-        "--rope-freq-scale", parse=number, metavar="X", env="LLAMA_ARG_ROPE_FREQ_SCALE", help="RoPE scale (the model's)"
-    )
-    if not extended:
-        return
-    names = f"{{{','.join(ROPE_SCALINGS)}}}"
-    add(
-        "--rope-scaling",
-        parse=rope_scaling,
-        metavar=names,
-        env="LLAMA_ARG_ROPE_SCALING_TYPE",
-        help="RoPE scaling (the model's)",
-    )
-    add("--rope-scale", parse=number, metavar="X", env="LLAMA_ARG_ROPE_SCALE", help="1 / --rope-freq-scale")
-    add("--yarn-orig-ctx", parse=integer, env="LLAMA_ARG_YARN_ORIG_CTX", help="trained context (the model's)")
-    for name, meaning in YARN.items():
-        option, variable = f"--yarn-{name}", "LLAMA_ARG_YARN_" + name.upper().replace("-", "_")
-        add(option, parse=number, metavar="X", env=variable, help=f"YaRN's {meaning}")
 
 
 # ---- arguments ----

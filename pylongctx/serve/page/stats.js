@@ -37,7 +37,7 @@ export function remark({ loop, length, stats }) {
 }
 
 export function statistics({ running, stopped, length, stats = {} }) {
-  const { prompt_n: read, cache_n: cached, predicted_n: written, used, n_ctx, kv } = stats;
+  const { prompt_n: read, cache_n: cached, predicted_n: written, draft_n: drafted, used, n_ctx, kv } = stats;
   const pace = (name, n, speed) => `${name} ${count(n)} at ${rate(speed)}`;
   const parts = [
     [stopped && !running, () => "stopped", "Stopped by you, or by leaving the page"],
@@ -45,6 +45,7 @@ export function statistics({ running, stopped, length, stats = {} }) {
     [read, () => pace("prompt", read, stats.prompt_per_second), "Tokens of the prompt that were read now"],
     [cached, () => `${count(cached)} cached`, "Tokens that were still known from before"],
     [written, () => pace("answer", written, stats.predicted_per_second), "Tokens of the answer"],
+    [drafted, () => `${count(stats.draft_n_accepted)} of ${count(drafted)} drafted`, "Draft tokens that were right"],
     [used, () => `context ${count(used)} / ${count(n_ctx)}`, "Tokens of this conversation, and how many fit"],
     [kv, () => memory(kv), kv && memoryTitle(kv)],
   ];

@@ -1,0 +1,115 @@
+"""Speed of answers with drafts, as a multiple of the same server without drafts; and of llama-server beside it.
+
+    python bench/drafts.py model.gguf --kinds ngram-simple,ngram-map-k4v
+    python bench/drafts.py model.gguf --kinds ngram-simple,draft-simple --draft small.gguf --vs path/to/llama-server
+
+Each server answers four greedy requests: an edit of a source file, records as JSON, quotes from a text, and a story.
+The speed is that of ``timings.predicted_per_second``, the median of ``--runs`` answers after a first one.
+"""
+
+import argparse
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SOURCE = (HERE.parent / "pylongctx" / "engine" / "pace.py").read_text(encoding="utf-8")
+NOVEL = (HERE / "emma.txt").read_text(encoding="utf-8")
+NOVEL = NOVEL[20000:26000]
+RECORDS = "\n".join(f"{i}; row {i}; {i / 8}; 2024-05-{i + 1:02}" for i in range(12))
+TEXTS = {
+    "edit": f"Rename the class Pace to Tempo. Answer with the whole file and nothing else.\n\n```python\n{SOURCE}```",
+    "json": f"Write these rows as a JSON list of objects with id, name, score and when, nothing else.\n\n{RECORDS}",
+    "quotes": f"{NOVEL}\n\nQuote the first three paragraphs of this text word by word.",
+    "story": "Write a story about a lighthouse keeper and a storm, in 300 words.",
+}
+N = 300  # tokens of an answer
+PATIENCE = 120  # seconds until a server must be ready
+
+
+@contextmanager
+def served(command: list[str]) -> Iterator[str]:
+    """Run a server while the block runs; yields its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                break
+            except (urllib.error.URLError, OSError) as reason:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{' '.join(command)} does not serve: {reason}") from reason
+                time.sleep(0.2)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def ask(url: str, text: str) -> dict[str, Any]:
+    """Return the answer to a request."""
+    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": N, "seed": 0}
+    head = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)
+    with urllib.request.urlopen(request, timeout=600) as response:
+        found: dict[str, Any] = json.load(response)
+    return found
+
+
+def measure(url: str, runs: int) -> dict[str, tuple[float, int, int]]:
+    """Return tokens per second, drafted and accepted tokens of each text."""
+    found = {}
+    for name, text in TEXTS.items():
+        timings = [ask(url, text)["timings"] for _ in range(1 + runs)][1:]
+        speed = statistics.median(one["predicted_per_second"] for one in timings)
+        found[name] = (speed, timings[-1].get("draft_n", 0), timings[-1].get("draft_n_accepted", 0))
+    return found
+
+
+def options(args: argparse.Namespace, kind: str) -> list[str]:
+    """Return the options of a kind of drafts, which both servers have."""
+    more = ["-md", args.draft, "--spec-draft-n-max", str(args.n_max)] if kind == "draft-simple" else []
+    return ["--spec-type", kind, *more] if kind != "none" else []
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--kinds", default="ngram-simple")
+    parser.add_argument("--draft", default="", metavar="FILE")
+    parser.add_argument("--n-max", type=int, default=3, help="tokens of a draft of the draft model (3)")
+    parser.add_argument("--vs", default="", metavar="LLAMA-SERVER")
+    parser.add_argument("--runs", type=int, default=3)
+    args = parser.parse_args()
+    servers = {"pylongctx": [sys.executable, "-m", "pylongctx", "serve"]}
+    servers |= {"llama-server": [args.vs]} if args.vs else {}
+    print("| server | drafts | text | tokens/s | x none | drafted | accepted |\n|---|---|---|---:|---:|---:|---:|")
+    for server, command in servers.items():
+        plain: dict[str, float] = {}
+        for kind in ("none", *args.kinds.split(",")):
+            with served([*command, "-m", args.model, "-c", "4096", "-np", "1", *options(args, kind)]) as url:
+                for text, (speed, drafted, accepted) in measure(url, args.runs).items():
+                    ratio = speed / plain.setdefault(text, speed)
+                    print(
+                        f"| {server} | {kind} | {text} | {speed:.1f} | {ratio:.2f} | {drafted} | {accepted} |",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()
