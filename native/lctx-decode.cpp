@@ -167,6 +167,7 @@ lctx_memory & with_method(lctx_context * ctx, const char * what = "has no parts"
     return *ctx->memory;
 }
 
+constexpr const char * NO_CHOICE = "reads everything: queries choose with method=longheads";
 constexpr const char * NO_COMPRESSION = "does not compress a text that was read: use method=kvzip";
 
 // Throws when what was read may be the zeros of an RPC server that has ended.
@@ -291,6 +292,13 @@ int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on) {
         return true;
     });
     return most;
+}
+
+int32_t lctx_context_select_from(lctx_context * ctx, int32_t from) {
+    return guarded(ctx, {}, [&] {
+        with_method(ctx, NO_CHOICE).cache().select_from(from);
+        return true;
+    });
 }
 
 int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double share) {

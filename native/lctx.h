@@ -17,7 +17,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 21 };
+enum { LCTX_ABI_VERSION = 22 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2, LCTX_LOST = -3 };
@@ -243,6 +243,11 @@ int32_t lctx_decode_batch(lctx_context * ctx, int32_t n_tokens, const int32_t * 
 
 // Of n tokens of a sequence from position pos on, how many one batch may take that can be taken back whole: at least 1.
 int32_t lctx_context_step(const lctx_context * ctx, int32_t pos, int32_t n);
+
+// Let queries before position `from` read everything, and later ones choose, in the batches that follow; for a method with a choice
+// (longheads). From its window to its own select_from; -1: its own. Rows and index stay as they are: one cache can be read in two ways.
+// 1 done, 0 refused and nothing changed: lctx_context_error says why.
+int32_t lctx_context_select_from(lctx_context * ctx, int32_t from);
 
 // The number of positions of a sequence in the cache.
 int32_t lctx_n_past(const lctx_context * ctx, int32_t seq);

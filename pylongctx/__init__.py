@@ -33,7 +33,14 @@ if TYPE_CHECKING:
         StoppingCriteria,
         StoppingCriteriaList,
     )
-    from pylongctx.speculative import DraftChain, LlamaDraftModel, LlamaPromptLookupDecoding, ModelDraft, NgramDraft
+    from pylongctx.speculative import (
+        DraftChain,
+        LlamaDraftModel,
+        LlamaPromptLookupDecoding,
+        ModelDraft,
+        NgramDraft,
+        SelfDraft,
+    )
     from pylongctx.state import LlamaState
 
 __version__ = "0.1.0"
@@ -63,6 +70,7 @@ __all__ = [
     "ModelDraft",
     "NgramDraft",
     "Scissorhands",
+    "SelfDraft",
     "SelfExtend",
     "ShiftedRotary",
     "StoppingCriteria",
@@ -90,7 +98,14 @@ _LAZY = {
         "StoppingCriteria",
         "StoppingCriteriaList",
     ),
-    "speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "ModelDraft", "NgramDraft"),
+    "speculative": (
+        "DraftChain",
+        "LlamaDraftModel",
+        "LlamaPromptLookupDecoding",
+        "ModelDraft",
+        "NgramDraft",
+        "SelfDraft",
+    ),
     "state": ("LlamaState",),
 }
 

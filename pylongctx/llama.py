@@ -109,6 +109,9 @@ class Llama(ReadingCompleter):
         Handles ``create_chat_completion`` instead, called like llama_cpp's handlers.
     draft_model : callable or None
         Drafts tokens, which are verified in one batch, see ``LlamaPromptLookupDecoding``. Not for eviction rules.
+    draft : Method, str or None
+        "longheads": the model drafts by itself, reading only the chunks that its heads select, and verifies the draft
+        reading everything. For the methods full and dca; see ``SelfDraft``.
     seed : int
         Seed of the sampler; random by default.
     flash_attn : bool
@@ -222,6 +225,7 @@ class Llama(ReadingCompleter):
         chat_format: str | None = None,
         chat_handler: Handler | None = None,
         draft_model: DraftModel | None = None,
+        draft: Method | str | None = None,
         tokenizer: object | None = None,
         type_k: int | str | None = None,
         type_v: int | str | None = None,

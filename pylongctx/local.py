@@ -500,4 +500,4 @@ def _source(opened: Opened) -> TokenSource:
     if not opened.sessions:
         return NoTokens(opened.model, NO_CONTEXT)
     states = States(opened.sessions[0], lambda: opened.identity)
-    return Solo(opened.sessions, states, opened.given["draft_model"], opened.library)
+    return Solo(opened.sessions, states, opened.draft_model, opened.library)

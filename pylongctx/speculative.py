@@ -2,12 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.engine.drafting import check_model, is_adaptive
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
@@ -15,6 +16,7 @@ from pylongctx.engine.session import Session
 CATCH_UP = 256  # tokens of a text that a draft model evaluates at most before it returns to the other requests
 SIZE_DIFFERENCE = 128  # tokens by which llama.cpp lets two vocabularies differ in size
 FIRST_COMPARED = 5  # the tokens before it are special in many vocabularies, and may differ
+PAYS = 2  # windows of text from which reading less is worth a draft
 Tokens = NDArray[np.int32]
 
 
@@ -25,7 +27,8 @@ class LlamaDraftModel(ABC):
     ----------
     adaptive : bool
         Whether the length of drafts follows the measured acceptance and times, so that drafts that do not pay are
-        turned off. Then it is called with ``n_max``, the number of tokens wanted.
+        turned off. Then it is called with ``n_max``, the number of tokens wanted, and ``session``, the sequence that
+        holds all but the last of the tokens.
 
     Examples
     --------
@@ -238,6 +241,62 @@ class ModelDraft(LlamaDraftModel):
         return self._llm.sessions[best]
 
 
+class SelfDraft(LlamaDraftModel):
+    """Drafts with the model itself, whose queries read only the chunks that they select.
+
+    The KV cache and its index are those of the model: nothing is stored twice, and the rows of draft tokens are
+    evaluated again when they are verified. Texts that are not much longer than the window are not drafted.
+    TriForce, arXiv 2404.11912, section 4.1. ``Llama(draft="longheads")`` uses it.
+
+    Parameters
+    ----------
+    window : int
+        Tokens that a query reads, as of the method ``longheads`` of the context.
+    n_max : int
+        Maximum number of draft tokens.
+
+    Raises
+    ------
+    ValueError
+        When ``n_max`` is less than 1.
+
+    Examples
+    --------
+    >>> with Llama("model.gguf", draft="longheads,window=64", n_ctx=1024, verbose=False) as chosen:
+    ...     chosen.draft_model.window
+    64
+    """
+
+    adaptive = True
+
+    def __init__(self, window: int, n_max: int = 8) -> None:
+        if n_max < 1:
+            raise ValueError(f"n_max must be at least 1, not {n_max}")
+        self.window, self.n_max = window, n_max
+
+    def __call__(
+        self, input_ids: Tokens, /, n_max: int | None = None, session: Session | None = None, **kwargs: Any
+    ) -> Tokens:
+        """Return at most ``n_max`` of the most probable tokens; ``session`` holds all tokens but the last."""
+        assert session is not None
+        n, most = len(input_ids) - 1, min(self.n_max, n_max if n_max is not None else self.n_max)
+        if n < PAYS * self.window or session.n_past != n:
+            return input_ids[:0]
+        context, found, row = session.context, [int(input_ids[-1])], np.empty((1, session.context.n_vocab), np.float32)
+        one, seq = np.ones(1, np.int8), np.array([session.seq], np.int32)
+        most = min(most, context.step(n, most))
+        context.select_from(self.window)
+        try:
+            while len(found) <= most:
+                at = np.array([n + len(found) - 1], np.int32)
+                context.decode(np.array(found[-1:], np.int32), at, seq, one, row)
+                found.append(int(row.argmax()))
+        finally:
+            context.select_from()
+            context.truncate(n, session.seq)
+        return np.array(found[1:], np.int32)
+
+
 class DraftChain(LlamaDraftModel):
     """Drafts with the first of several draft models that has a draft.
 
@@ -250,23 +309,24 @@ class DraftChain(LlamaDraftModel):
 
     adaptive = True
 
-    def __init__(self, models: Sequence[LlamaDraftModel]) -> None:
+    def __init__(self, models: Sequence[Callable[..., Tokens]]) -> None:
         self._models = models
 
     def __call__(self, input_ids: Tokens, /, **kwargs: Any) -> Tokens:
         """Return the first draft that is not empty."""
-        drafts = (model(input_ids, **kwargs) for model in self._models)
+        drafts = (model(input_ids, **kwargs if is_adaptive(model) else {}) for model in self._models)
         return next((draft for draft in drafts if len(draft)), input_ids[:0])
 
     def check(self, model: Model) -> None:
         """Raise ValueError if one of them cannot draft for the model."""
         for one in self._models:
-            one.check(model)
+            check_model(one, model)
 
     def close(self) -> None:
         """Free all of them."""
         for one in self._models:
-            one.close()
+            if isinstance(one, LlamaDraftModel):
+                one.close()
 
 
 def check_vocabularies(model: Model, draft: Model) -> None:

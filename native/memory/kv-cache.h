@@ -138,11 +138,15 @@ class lctx_kv_cache {
     // A graph is about to run: the devices have to know where the rows lie.
     void begin_graph() const;
 
+    // From which row on queries choose, see lctx_method. Throws lctx_refusal.
+    void select_from(int32_t from) { method_->select_from(from); }
     // Heads choose in every graph from now on, where their queries read everything too; for traces.
     void always_select(bool on) { always_selects_ = on; }
     // Units that lie close are brought as choices ask for them.
-    // So they do where results may not depend on the other tokens of a batch.
-    bool always_selects() const { return always_selects_ || is_fixed_ || shape_.n_staged > 0; }
+    // So they do where results may not depend on the other tokens of a batch, unless no query of the context can choose.
+    bool always_selects() const {
+        return always_selects_ || shape_.n_staged > 0 || (is_fixed_ && method_->selects(n_ctx_ - 1));
+    }
     // Results of a token do not depend on what is computed beside it (ops/fixed.h).
     void fix(bool on) { is_fixed_ = on; }
     bool is_fixed() const { return is_fixed_; }

@@ -9,6 +9,8 @@ class lctx_filter {
     // `from` do not choose.
     lctx_filter(const lctx_method & base, lctx_chunks & chunks, int32_t from);
 
+    // Queries before row `from` do not choose from now on.
+    void set_from(int32_t from) { from_ = from; }
     // Whether the query at p chooses: else it reads the segments of the base.
     bool selects(int32_t p) const { return p >= from_ && n_far(p) > chunks_.n_free; }
     // n_run runs and n_range ranges of the query at p; the angles are the base's.
@@ -38,5 +40,5 @@ class lctx_filter {
     const lctx_method & base_;
     const lctx_chunks & chunks_;
     const int32_t n_base_;
-    const int32_t from_;
+    int32_t from_;
 };

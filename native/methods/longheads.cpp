@@ -33,7 +33,7 @@ std::string spec_of(const lctx_chunks & c, int32_t from, position where) {
 class filtered_method final : public lctx_method {
   public:
     filtered_method(const lctx_chunks & chunks, int32_t from, position where, std::unique_ptr<lctx_method> base, std::string reason)
-        : chunks_(chunks), from_(from), where_(where), base_(std::move(base)), filter_(*base_, chunks_, from), reason_(std::move(reason)) {}
+        : chunks_(chunks), from_(from), where_(where), base_(std::move(base)), filter_(*base_, chunks_, from), n_read_(filter_.n_read()), reason_(std::move(reason)) {}
 
     std::string spec() const override { return spec_of(chunks_, from_, where_); }
     std::string why() const override { return spec() + ": " + reason_ + "; " + base_->why(); }
@@ -47,7 +47,15 @@ class filtered_method final : public lctx_method {
     void segments(int32_t p, lctx_segment * segs) const override { filter_.segments(p, segs); }
     const lctx_chunks * chunks() const override { return &chunks_; }
     bool selects(int32_t p) const override { return filter_.selects(p); }
-    int32_t n_read() const override { return filter_.n_read(); }
+    int32_t n_read() const override { return n_read_; }
+    void select_from(int32_t from) override {
+        const int32_t window = chunks_.n_chunk() * chunks_.chunk_size;
+        if (from != -1 && (from < window || from > from_)) {
+            throw lctx_refusal("queries choose from a row from the window of " + std::to_string(window) + " to select_from, " +
+                               std::to_string(from_) + ", not " + std::to_string(from));
+        }
+        filter_.set_from(from == -1 ? from_ : from);
+    }
 
     bool keeps_positions() const override { return base_->keeps_positions(); }
     uint32_t near_mask() const override { return filter_.near_mask(); }
@@ -59,6 +67,7 @@ class filtered_method final : public lctx_method {
     position where_;
     std::unique_ptr<lctx_method> base_;
     lctx_filter filter_;
+    int32_t n_read_;  // with the spec's own row
     std::string reason_;
 };
 

@@ -73,6 +73,8 @@ class lctx_method {
     virtual int32_t n_read() const { return 0; }
     // Whether the query at p chooses; else its runs are all that it reads.
     virtual bool selects(int32_t) const { return false; }
+    // Let queries before row `from` read everything, from the window to the spec's own row; -1: the spec's. Throws lctx_refusal.
+    virtual void select_from(int32_t) { throw lctx_refusal(spec() + " has no row from which queries choose"); }
 
     // True when every query reads every key from its own position at the key's own: nothing is rotated anew.
     virtual bool keeps_positions() const { return false; }

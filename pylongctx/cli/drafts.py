@@ -11,8 +11,9 @@ from pylongctx.cli.values import layers
 if TYPE_CHECKING:
     from pylongctx.speculative import LlamaDraftModel
 
-NONE, MODEL = "none", "draft-simple"
+NONE, MODEL, SELF = "none", "draft-simple", "longheads"
 NGRAMS = {"ngram-simple": False, "ngram-map-k": False, "ngram-map-k4v": True}  # whether the most common one is drafted
+KNOWN = (NONE, *NGRAMS, MODEL, SELF)
 MISSING = {
     "ngram-mod": "ngram-simple or ngram-map-k4v draft from the text",
     "ngram-cache": "ngram-simple or ngram-map-k4v draft from the text",
@@ -36,7 +37,7 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
     """Add the options, see ``draft_model``."""
     options = Options(parser, "drafts")
     add = options.add
-    known = ", ".join((NONE, *NGRAMS, MODEL))
+    known = ", ".join(KNOWN)
     help = f"kinds of drafts, verified by the model: {known}, or several in order (none)"
     add("--spec-type", parse=kinds, metavar="KIND,...", env="LLAMA_ARG_SPEC_TYPE", help=help)
     help = f"draft model: a smaller model of the same family, by file or name; same as --spec-type {MODEL}"
@@ -75,9 +76,14 @@ def kinds(text: str) -> list[str]:
     for kind in found:
         if kind in MISSING:
             raise ValueError(f"{kind} is not supported: {MISSING[kind]}")
-        if kind not in (NONE, MODEL, *NGRAMS):
-            raise ValueError(f"unknown kind of drafts {kind!r}; available: {', '.join((NONE, *NGRAMS, MODEL))}")
+        if kind not in KNOWN:
+            raise ValueError(f"unknown kind of drafts {kind!r}; available: {', '.join(KNOWN)}")
     return [kind for kind in dict.fromkeys(found) if kind != NONE]
+
+
+def own_draft(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the argument of Llama by which the model drafts itself; it comes after other kinds."""
+    return {"draft": SELF} if SELF in (args.spec_type or ()) else {}
 
 
 def draft_model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int = 1) -> "LlamaDraftModel | None":
@@ -107,7 +113,7 @@ def draft_model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int =
     unused = [name for name in (*NUMBERS.values(), *OPENED.values()) if getattr(args, name) is not None]
     if unused and MODEL not in wanted:
         raise ValueError(f"--{unused[0].replace('_', '-')} is for a draft model: add -md FILE")
-    models = [_model(args, given, n_seq) if kind == MODEL else _ngram(args, kind) for kind in wanted]
+    models = [_model(args, given, n_seq) if kind == MODEL else _ngram(args, kind) for kind in wanted if kind != SELF]
     return models[0] if len(models) == 1 else DraftChain(models) if models else None
 
 

@@ -18,7 +18,7 @@ from pylongctx.cli.arguments import (
     switched,
     with_origins,
 )
-from pylongctx.cli.drafts import add_draft_options, draft_model
+from pylongctx.cli.drafts import add_draft_options, draft_model, own_draft
 from pylongctx.cli.get import fetched
 from pylongctx.cli.method import add_method_options, chosen_method
 from pylongctx.cli.overrides import add_override_options, add_tensor_options, override_arguments
@@ -325,6 +325,7 @@ def open_model(
     try:
         more = {"method": chosen_method(args), "progress_callback": progress, **_constructor(args)}
         draft = draft_model(args, more, n_seq) if n_seq else None
+        more |= own_draft(args) if n_seq else {}
         try:
             opened = make(model_path(args), **more, draft_model=draft)
             try:

@@ -235,6 +235,12 @@ class Context:
         with self._lock:
             return bool(lib.lctx_seq_cp(self.handle, source, target, n))
 
+    def select_from(self, first: int = -1) -> None:
+        """Let queries before a position read everything, and later ones choose; -1: as the method says."""
+        with self._lock:
+            if not lib.lctx_context_select_from(self.handle, first):
+                raise error(lib.LCTX_INVALID, text(lib.lctx_context_error(self.handle)) or "refused")
+
     def begin_replay(self, seq: int = 0) -> int:
         """Start votes by queries of new tokens; returns after how many ``truncate`` can still restore this state."""
         with self._lock:

@@ -11,6 +11,7 @@ from pylongctx._lib import lib
 from pylongctx.engine.context import Context
 from pylongctx.engine.draft_length import DraftLength, StepTimes
 from pylongctx.engine.model import Model
+from pylongctx.engine.session import Session
 from pylongctx.methods import Method
 
 DraftModel = Callable[..., NDArray[np.int32]]
@@ -35,18 +36,23 @@ class Drafting:
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
-        self._length = DraftLength() if getattr(model, "adaptive", False) else None
+        self._length = DraftLength() if is_adaptive(model) else None
         self._tokens: list[int] = []  # drafted and evaluated, not accepted yet
         self._rows: list[Row] = []  # their logits
         self._n_right = 0  # accepted tokens of the current draft
         self.n_drafted = self.n_accepted = self.n_drafts = 0
 
-    def guess(self, tokens: NDArray[np.int32], most: int, times: StepTimes, n_others: int) -> NDArray[np.int32]:
-        """Return the draft after int32 [n], at most ``most`` tokens, in a step with ``n_others`` other answers."""
+    def guess(
+        self, session: Session, tokens: NDArray[np.int32], most: int, times: StepTimes, n_others: int
+    ) -> NDArray[np.int32]:
+        """Return the draft after int32 [n], at most ``most`` tokens, in a step with ``n_others`` other answers.
+
+        ``session`` holds all but the last of the tokens.
+        """
         more: dict[str, Any] = {}
         if self._length is not None:
             most = self._length.choose(times, n_others, most)
-            more = {"n_max": most}
+            more = {"n_max": most, "session": session}
         if most <= 0:
             return tokens[:0]
         start = perf_counter()
@@ -85,6 +91,11 @@ class Drafting:
     def forget(self) -> None:
         """Discard the draft, since the tokens before it have changed."""
         self._tokens, self._rows = [], []
+
+
+def is_adaptive(model: DraftModel) -> bool:
+    """Return True if the length of its drafts is adaptive; then it is called with more arguments."""
+    return bool(getattr(model, "adaptive", False))
 
 
 def check_model(draft_model: DraftModel | None, model: Model) -> None:

@@ -1,6 +1,7 @@
 """Opening a model and its context from the arguments of ``Llama``."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from pylongctx._preflight import fit, serves
 from pylongctx._trial import try_model
 from pylongctx.catalog import CATALOG, resolve
 from pylongctx.engine.context import Context
-from pylongctx.engine.drafting import check_draft, check_model
+from pylongctx.engine.drafting import DraftModel, check_draft, check_model
 from pylongctx.engine.identity import WEIGHTS, row_identity
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import evicting
 from pylongctx.engine.session import Session
 from pylongctx.errors import LctxError, ModelRefused
 from pylongctx.lora import Adapters
-from pylongctx.methods import Full, Method, parse
+from pylongctx.methods import DualChunk, Full, LongHeads, Method, parse
+from pylongctx.speculative import DraftChain, SelfDraft
 from pylongctx.store.library import Library
 from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
@@ -51,6 +53,8 @@ class Opened:
         The KV store.
     library : Library or None
         The interface of the store for the engine.
+    draft_model : callable or None
+        What drafts: the given draft model, then the model itself.
 
     Raises
     ------
@@ -80,6 +84,8 @@ class Opened:
         self.evicts = arguments.evicts(given)
         if self.evicts:
             spec = evicting(spec)
+        if given["draft"] is not None:
+            spec = drafting_spec(spec, given["draft"], settings["n_ctx"])
         check_draft(given["draft_model"], parse(spec) if spec else None)
         kept = arguments.store_settings(given, DEFAULT_LIMIT)
         self.store: KVStore | None = None
@@ -90,14 +96,15 @@ class Opened:
             if given["preflight"]:
                 try_model(self.path, arguments.model_settings(given))
             self.model = Model(self.path, arguments.model_settings(given))
-        elif given["method"] == AUTO and spec:
+        elif given["method"] == AUTO and spec and given["draft"] is None:
             self._open_auto(settings, spec)
         else:
             self._open(settings, spec)
         self.adapters = Adapters(self.model)
         try:
-            check_draft(given["draft_model"], None, self.context)
-            check_model(given["draft_model"], self.model)
+            self.draft_model = self._draft_model()
+            check_draft(self.draft_model, None, self.context)
+            check_model(self.draft_model, self.model)
             self.sessions = self._sessions(n_seq)
             if kept is not None and self.context is not None:
                 self._open_store(self.context, *kept)
@@ -124,6 +131,17 @@ class Opened:
     def identity(self) -> Mapping[str, Any]:
         """The full identity of KV entries; waits until the files of the model are hashed."""
         return {**self.row_identity, WEIGHTS: self.files.weights()}
+
+    def _draft_model(self) -> DraftModel | None:
+        """Return what drafts: the given model first, then the model itself."""
+        given: DraftModel | None = self.given["draft_model"]
+        own = self.given["draft"]
+        if own is None or self.context is None:
+            return given
+        chosen = parse(self.context.method)
+        assert isinstance(chosen, LongHeads) and chosen.window is not None
+        drafts = SelfDraft(chosen.window)
+        return drafts if given is None else DraftChain([given, drafts])
 
     def _open_store(self, context: Context, folder: str, limit: int, words: bool) -> None:
         self.store = KVStore(folder, limit, lambda: self.row_identity, self.files.weights, words)
@@ -203,6 +221,27 @@ def _load(path: str, settings: dict[str, Any]) -> tuple[Model, ModelFiles]:
         model.close()
         raise ModelRefused(str(reason), reason.status) from None
     return model, files
+
+
+def drafting_spec(spec: str, draft: Method | str, n_ctx: int) -> str:
+    """Return the method of a context that reads like ``spec``, and drafts by selecting chunks.
+
+    It is ``longheads`` that selects from the end of the context on; drafts lower that.
+
+    Raises
+    ------
+    ValueError
+        When the draft is not ``longheads``, or the method reads in another way than its base can.
+    """
+    chosen = draft if isinstance(draft, Method) else parse(draft)
+    if not isinstance(chosen, LongHeads) or chosen.select_from is not None:
+        raise ValueError(f'draft must be "longheads", with a window if wanted, not {str(draft)!r}')
+    base = parse(spec) if spec else None
+    if not isinstance(base, (Full, DualChunk)) or base not in (Full(), DualChunk()):
+        raise ValueError(f"draft={str(draft)!r} needs the method full or dca, not {spec or None!r}")
+    if n_ctx <= 0:
+        raise ValueError(f"draft={str(draft)!r} needs a context of a given size: set n_ctx")
+    return str(replace(chosen, position=base.name, select_from=n_ctx))
 
 
 def _spec(method: Method | str | None, embedding: bool) -> str:

@@ -45,7 +45,7 @@ def guessed(slot: Slot, job: Job, part: NDArray[np.int32], most: int, times: Ste
         return Share(slot, job, part)
     known = np.concatenate([session.tokens, part])
     room = min(session.n_ctx - len(known), most - 1, (job.limit or session.n_ctx) - job.n_generated - 1)
-    guess = session.model.check_tokens(job.draft.guess(known, room, times, n_others), allow_empty=True)
+    guess = session.model.check_tokens(job.draft.guess(session, known, room, times, n_others), allow_empty=True)
     n = session.next_step(1 + len(guess)) - 1
     return Share(slot, job, np.concatenate([part, guess[:n]]), n)
 

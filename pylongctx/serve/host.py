@@ -64,7 +64,7 @@ class Host:
         self.n_gpu_layers: int = given["n_gpu_layers"]
         self.verbose = self._opened.verbose
         self.last_n_tokens_size: int = given["last_n_tokens_size"]
-        self.draft_model: DraftModel | None = given["draft_model"]
+        self.draft_model: DraftModel | None = self._opened.draft_model
         if not self._opened.verbose:
             lib.lctx_log_set_level(0)  # llama.cpp logs disconnected clients as errors; other errors become exceptions
 
