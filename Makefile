@@ -66,10 +66,11 @@ report: build
 
 # real models on the public files of DATA, for hours; what is there already is not measured again
 FULL ?= build/report-full
+PLAN ?= bench/full.toml
 report-full: build
 	$(INSTALL) --editable .[plot,eval]
-	$(BIN)/pylongctx matrix bench/full.toml --data $(DATA) --out $(FULL) --estimate
-	$(BIN)/pylongctx matrix bench/full.toml --data $(DATA) --out $(FULL)
+	$(BIN)/pylongctx matrix $(PLAN) --data $(DATA) --out $(FULL) --estimate
+	$(BIN)/pylongctx matrix $(PLAN) --data $(DATA) --out $(FULL)
 	$(BIN)/pylongctx report $(FULL)
 
 $(VENV)/.test-tools: $(VENV)/.build-tools

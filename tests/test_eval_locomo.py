@@ -41,6 +41,15 @@ def test_prompts_are_the_published_ones():
     assert digest == "f4a1383617d8233643a331e67b479fb546a74fb0e4e7b08fc13dbf9daf356794"
 
 
+def test_the_first_chats(tmp_path):
+    path = tmp_path / "chats.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("42", "26", "30"):
+            archive.writestr(f"{name}.json", json.dumps(CHAT))
+    for chats, names in ((1, {"26"}), (2, {"26", "30"}), (None, {"26", "30", "42"})):
+        assert {sample.id.split("-")[2] for sample in LoCoMo(str(path), chats=chats).samples(Words(), 4000, 0)} == names
+
+
 def test_a_chat_is_shown_with_dates_and_pictures(file):
     found = LoCoMo(file).samples(Words(), 4000, 0)
     assert len(found) == 5

@@ -42,6 +42,8 @@ class LoCoMo(Question):
         Only so many questions, evenly spread over chats and categories.
     category : str
         Only the questions of one category, a value of ``CATEGORIES``; "" for all.
+    chats : int or None
+        Only so many chats, the first ones.
 
     Examples
     --------
@@ -54,6 +56,7 @@ class LoCoMo(Question):
     tests: int | None = None
     max_tokens: int | None = None
     category: str = ""
+    chats: int | None = None
     name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -64,7 +67,7 @@ class LoCoMo(Question):
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per question; the seed orders the choices of adversarial ones."""
         found: list[Sample] = []
-        for name, chat in read_chats(self.data).items():
+        for name, chat in [*read_chats(self.data).items()][: self.chats]:
             asked = [
                 self._sample(f"{length}-{seed}-{name}-{j}", qa, seed)
                 for j, qa in enumerate(chat.asked)
