@@ -15,6 +15,7 @@ from pylongctx.cache import BaseLlamaCache
 from pylongctx.chat.template import Templates
 from pylongctx.completer import Completer, Prompt
 from pylongctx.completion import Completion
+from pylongctx.engine.counters import Counters
 from pylongctx.engine.drafting import DraftModel, check_draft, check_model
 from pylongctx.engine.opening import Opened
 from pylongctx.engine.prefix import longest_prefix
@@ -73,6 +74,19 @@ class LocalCompleter(Completer):
     def sessions(self) -> Sequence[Session]:
         """All sequences; ``session`` is the first one."""
         return [slot.session for slot in self._solo.engine.slots]
+
+    @property
+    def counters(self) -> Counters:
+        """The work since the object was opened: tokens of prompts and answers, drafts and how many were right.
+
+        Examples
+        --------
+        >>> before = llm.counters.generated_tokens
+        >>> answer = llm("It was", max_tokens=3, temperature=0)
+        >>> llm.counters.generated_tokens - before
+        3
+        """
+        return self._solo.engine.counters
 
     @property
     def states(self) -> States:

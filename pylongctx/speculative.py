@@ -262,6 +262,7 @@ class SelfDraft(LlamaDraftModel):
 
     Examples
     --------
+    >>> from pylongctx import Llama
     >>> with Llama("model.gguf", draft="longheads,window=64", n_ctx=1024, verbose=False) as chosen:
     ...     chosen.draft_model.window
     64
