@@ -21,7 +21,7 @@ SHORT, LONG = 512, 2048  # tokens of the texts that are measured
 STEPS = 8  # tokens that are generated
 WINDOW = 256  # of longheads in a measurement
 GRAIN = 256  # tokens by which a context grows
-LEAST_WINDOW, SELECT_FROM = 2048, 3  # longheads' own choices, the latter in windows
+LEAST_WINDOW, SELECT_FROM = (2048, 4096), 3  # longheads' own choices, the latter in windows
 ANSWER = 1024  # tokens of a context beside the text
 TYPES = ("f16", "q8_0")
 ONE = (1, 1)  # threads, for what does not depend on them
@@ -128,13 +128,25 @@ def advise(path: str, length: int | None = None, **options: Any) -> Advice:
     n_train = _trained(path)
     n = length or max(1, n_train - ANSWER)
     reading, writing = measure(path, **options)
-    window = min(max(LEAST_WINDOW, _context(n) // 8), n_train // 2)
+    window = window_of(_context(n), n_train)
     every = "full" if n <= n_train else "dca"
     rows = (
         (every, _sum(lambda at: reading.of_full(at), n), writing.of_full(n)),
         ("longheads", _sum(lambda at: reading.of_longheads(at, window), n), writing.of_longheads(n, window)),
     )
     return Advice(n_train, n, tuple(Estimate(*row, *_sizes(path, row[0], _context(n), options)) for row in rows))
+
+
+def window_of(n_ctx: int, n_train: int) -> int:
+    """Return the automatic window of ``longheads``.
+
+    Examples
+    --------
+    >>> [window_of(16384, n_train) for n_train in (2048, 8192, 32768)]
+    [1024, 2048, 4096]
+    """
+    least = min(max(n_train // 8, LEAST_WINDOW[0]), LEAST_WINDOW[1])
+    return min(max(least, min(n_train, n_ctx) // 8), n_train // 2)
 
 
 def measure(path: str, **options: Any) -> tuple[Speed, Speed]:

@@ -5,6 +5,7 @@
 // side, so that of n chunks number i is seen from (n - 1 - i) * l + p mod l.
 #include "filter.h"
 
+#include <algorithm>
 #include <cstring>
 
 lctx_method_factory lctx_full_create, lctx_string_create, lctx_dca_create, lctx_selfextend_create;
@@ -111,9 +112,11 @@ int32_t either(int32_t given, int32_t otherwise) {
     return given < 0 ? otherwise : given;
 }
 
-// An eighth of what is read and was trained, at least 2048 tokens, at most half of the trained context.
+// An eighth of what is read and was trained, at most half of the trained context. At least 2048 tokens, and 4096 where 32768 were trained:
+// with 2048 of 11,000, Qwen2.5-Coder-1.5B finds 34 of 50 numbers, with 4096 38, with all 39.
 int32_t choose_window(int32_t trained, int32_t n_ctx) {
-    return std::min(trained / 2, std::max(2048, std::min(trained, n_ctx) / 8));
+    const int32_t least = std::clamp(trained / 8, 2048, 4096);
+    return std::min(trained / 2, std::max(least, std::min(trained, n_ctx) / 8));
 }
 
 // Where choosing pays in prompts: reading a chosen row costs twice what reading all of them does, and every row is compared.
@@ -158,7 +161,7 @@ void choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, l
                text(c.n_recent) + " recent and the own one are always read: " + text(least * c.chunk_size) + " at least");
     }
     c.n_free = n_chunk - least;
-    reason = auto_window ? "window = an eighth of the context, 2048 at least, half of the trained " + text(trained) + " at most"
+    reason = auto_window ? "window = an eighth of the context, 2048 to 4096 at least, half of the trained " + text(trained) + " at most"
                          : "window as asked";
 }
 

@@ -23,8 +23,8 @@ class LongHeads(Method):
         Tokens per chunk, a multiple of 16. None: 16.
     window : int or None
         Tokens that a query reads, counting its own chunk as complete: a multiple of ``chunk_size``. The neighbor
-        window of SelfExtend is added. None: an eighth of the context, at least 2048 and at most half of the trained
-        context.
+        window of SelfExtend is added. None: an eighth of the context, at most half of the trained context, and at least
+        an eighth of the trained context, from 2048 to 4096.
     n_recent : int or None
         Chunks right before the query's own chunk that are always read, in addition to chunk 0 and the own chunk.
         None: the number that holds 128 tokens.
