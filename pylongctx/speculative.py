@@ -12,6 +12,7 @@ from pylongctx.engine.drafting import check_model, is_adaptive
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
+from pylongctx.errors import ContextFull
 
 CATCH_UP = 256  # tokens of a text that a draft model evaluates at most before it returns to the other requests
 SIZE_DIFFERENCE = 128  # tokens by which llama.cpp lets two vocabularies differ in size
@@ -292,6 +293,8 @@ class SelfDraft(LlamaDraftModel):
                 at = np.array([n + len(found) - 1], np.int32)
                 context.decode(np.array(found[-1:], np.int32), at, seq, one, row)
                 found.append(int(row.argmax()))
+        except ContextFull:  # room for the answer, but not for drafts
+            pass
         finally:
             context.select_from()
             context.truncate(n, session.seq)

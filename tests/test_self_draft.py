@@ -8,7 +8,7 @@ from pylongctx import SelfDraft
 from pylongctx.cli.drafts import own_draft
 from pylongctx.engine.draft_length import DraftLength
 from pylongctx.engine.drafting import Drafting
-from pylongctx.errors import InvalidInput
+from pylongctx.errors import ContextFull, InvalidInput
 
 DRAFT = "longheads,window=64"
 FIXED = {"n_ctx": 512, "deterministic": True, "seed": 7}
@@ -75,6 +75,29 @@ def test_the_drafts_of_several_sequences(embedded_model, drafts):
     with new(embedded_model, n_parallel=3, draft=DRAFT, **FIXED) as llm:
         assert [one["choices"][0]["text"] for one in llm.complete_many(prompts, **options)] == plain
     assert sum(draft.n_drafted for draft in drafts) > 0
+
+
+def test_no_room_for_drafts_is_no_draft(embedded_model, drafts, monkeypatch):
+    """The memory is full while a token is drafted: the answer goes on without."""
+    with new(embedded_model, **FIXED) as llm:
+        plain = answer(llm, temperature=0.0)
+    with new(embedded_model, draft=DRAFT, **FIXED) as llm:
+        context, decode, select = llm.session.context, llm.session.context.decode, llm.session.context.select_from
+        state = {"drafts": False}
+
+        def fail(*args):
+            if state["drafts"]:
+                raise ContextFull("the KV cache is full", 1)
+            decode(*args)
+
+        def note(first=-1):
+            state["drafts"] = first >= 0
+            select(first)
+
+        monkeypatch.setattr(context, "decode", fail)
+        monkeypatch.setattr(context, "select_from", note)
+        found = answer(llm, temperature=0.0)
+    assert found[0] == plain[0] and drafts[-1].n_drafted == 0
 
 
 def test_a_short_text_is_not_drafted(embedded_model, drafts):

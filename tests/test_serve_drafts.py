@@ -65,3 +65,14 @@ def test_a_rule_that_evicts_is_refused(embedded_model):
 
     with pytest.raises(NotImplementedError, match="draft_model: corm evicts"):
         Host(str(embedded_model), 1, method="corm", draft_model=NgramDraft(), verbose=False)
+
+
+def test_a_draft_model_that_fails_ends_its_request_only(embedded_model):
+    def draft(tokens):
+        raise RuntimeError("no draft today")
+
+    with running(n_seq=2, path=embedded_model, draft_model=draft) as server:
+        found = server.http.post("/completion", json={"prompt": "It was", "n_predict": 4})
+        assert found.status_code == 500 and "no draft today" in found.text
+        assert server.http.get("/health").status_code == 200
+        assert server.http.post("/completion", json={"prompt": "It was", "n_predict": 0}).status_code == 200

@@ -269,8 +269,12 @@ class Engine:
             if job.every_row:
                 n = min(n, max(1, ROW_BYTES // (4 * self.context.n_vocab)))
             part = job.pending[: slot.session.next_step(n)]
-            shares.append(guessed(slot, job, part, left // (len(jobs) - i), self._times, n_others))
-            left -= len(shares[-1].part)
+            try:
+                shares.append(guessed(slot, job, part, left // (len(jobs) - i), self._times, n_others))
+            except Exception as reason:  # the draft model failed; other jobs have nothing to do with it
+                self.end(slot, reason)
+            else:
+                left -= len(shares[-1].part)
         return shares
 
     def _make_ready(self, slot: Slot, job: Job) -> bool:
