@@ -14,7 +14,7 @@ from pylongctx.eval.needle import Needle
 from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.rope import LINEAR, YARN, Positions, positions_of, scaling
 from pylongctx.eval.ruler import NAMES
-from pylongctx.eval.runner import make_samples
+from pylongctx.eval.runner import make_samples, run
 from pylongctx.methods import METHODS, parse
 from pylongctx.report.records import label
 
@@ -320,3 +320,9 @@ def test_an_estimate_counts_what_is_left(tmp_path, capsys):
     capsys.readouterr()
     assert main([*command, "--estimate"]) == 0
     assert capsys.readouterr().out.strip().endswith("0 of 7 samples are left")
+
+
+def test_llama_cpps_own_cache_is_a_row():
+    (cell,) = make({"methods": ["none"], "lengths": [128], "tasks": [PASSKEY]}).cells()
+    assert cell.facts["asked"] == "none"
+    assert [record["method"] for record in run(cell, make_samples(cell)[:1])] == ["none"]

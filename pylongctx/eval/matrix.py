@@ -16,7 +16,7 @@ from pylongctx.eval.rope import SCALINGS, Positions, positions_of, scaling
 from pylongctx.eval.runner import Cell
 from pylongctx.eval.task import Task
 from pylongctx.llama import Llama
-from pylongctx.methods import Full, parse
+from pylongctx.methods import NONE, Full, named
 from pylongctx.methods.table import CLASSES
 from pylongctx.models import embedded_model
 
@@ -116,7 +116,7 @@ def split_method(text: str) -> tuple[str, str]:
         spec, rope = "full", spec
     if rope and rope not in SCALINGS:
         raise ValueError(f"{text!r}: unknown rope scaling {rope!r}; available: {', '.join(SCALINGS)}")
-    return str(parse(spec)), rope
+    return str(named(spec) or NONE), rope
 
 
 def all_methods() -> list[str]:
