@@ -66,7 +66,7 @@ bool attends(ggml_backend_dev_t dev, ggml_type type, int32_t head_dim) {
     ggml_tensor * places = tensor(GGML_TYPE_I32, 4, 1);
     ggml_tensor * angles = lctx_angles(ctx.get(), tensor(GGML_TYPE_I32, 1, 1), nullptr, rope);
     ggml_tensor * stored =
-        lctx_store(ctx.get(), token, token, pool, pool, table, places, angles, nullptr, nullptr, rope.mode, LCTX_SCORE_LAST, {});
+        lctx_store(ctx.get(), token, token, pool, pool, table, places, angles, nullptr, nullptr, nullptr, rope.mode, LCTX_SCORE_LAST, {});
     ggml_tensor * attended = lctx_attend(ctx.get(), token, stored, pool, table, places, angles, nullptr, nullptr, params);
     const std::initializer_list<ggml_tensor *> nodes = {angles, stored, attended};
     return std::all_of(nodes.begin(), nodes.end(), [&](ggml_tensor * node) { return ggml_backend_dev_supports_op(dev, node); });

@@ -25,8 +25,12 @@ void store_row(const lctx_store_args & args, int32_t token, int32_t head, float 
         std::transform(tmp, tmp + dim, tmp, [&](float x) { return lctx_limited(x, most); });
         ggml_get_type_traits_cpu(type)->from_float(tmp, to, dim);
     };
+    const float * center = args.center ? args.center + (size_t)head * args.head_dim_k : nullptr;
     const auto put_key = [&](const float * cs, char * to) {
         lctx_rotate_row(k, tmp, args.head_dim_k, cs, args.n_dims, args.params.rope_mode);
+        for (int32_t d = 0; center && d < args.head_dim_k; d++) {
+            tmp[d] -= center[d];
+        }
         put(args.cache.k_pool.type, false, args.head_dim_k, args.params.hadamard.k, to);
     };
     put_key(args.angles + (size_t)at.angle * args.n_dims, lctx_key_row(args.cache, cell, head, at.seq));

@@ -102,10 +102,13 @@ template <typename F> __device__ void put_row(const lctx_pool_args & pool, bool 
     }
 }
 
-__device__ void put_key(const lctx_store_args & a, const float * k, int32_t angle, char * row) {
+__device__ void put_key(const lctx_store_args & a, const float * k, int32_t head, int32_t angle, char * row) {
     const float * cs = a.angles + (size_t)angle * a.n_dims;
-    put_row(a.cache.k_pool, false, row, a.head_dim_k, a.params.hadamard.k,
-            [&](int d) { return lctx_rotated(k, d, cs, a.n_dims, a.params.rope_mode); });
+    const float * center = a.center ? a.center + (size_t)head * a.head_dim_k : nullptr;
+    put_row(a.cache.k_pool, false, row, a.head_dim_k, a.params.hadamard.k, [&](int d) {
+        const float x = lctx_rotated(k, d, cs, a.n_dims, a.params.rope_mode);
+        return center ? x - center[d] : x;
+    });
 }
 
 __device__ void put_value(const lctx_store_args & a, const float * v, char * row) {
@@ -127,13 +130,13 @@ __global__ void store(lctx_store_args a) {
     }
     const float * k = (const float *)(a.k + head * a.k_head_stride + token * a.k_token_stride);
     if (blockIdx.y == NEAR_KEY) {
-        return put_key(a, k, at.near_angle, lctx_near_row(a.cache, at.row, head, at.seq));
+        return put_key(a, k, head, at.near_angle, lctx_near_row(a.cache, at.row, head, at.seq));
     }
     if (blockIdx.y == VALUE) {
         const float * v = (const float *)(a.v + head * a.v_head_stride + token * a.v_token_stride);
         return put_value(a, v, lctx_value_row(a.cache, cell, head, at.seq));
     }
-    put_key(a, k, at.angle, lctx_key_row(a.cache, cell, head, at.seq));
+    put_key(a, k, head, at.angle, lctx_key_row(a.cache, cell, head, at.seq));
     if (!cells.all() && lctx_lane() == 0) {
         cells.held.rows()[cell] = at.row;
         cells.held.scores()[cell] = cells.held.undo()[cell] = lctx_held::first_score(a.params.score);

@@ -46,6 +46,18 @@ lctx_peeled peel(lctx_inputs & inputs, ggml_context * ctx, ggml_tensor * q_cur, 
     return query;
 }
 
+// What is subtracted from the keys of a layer that stores them; nullptr where scores may not all move by the same: a softcap bends them, and
+// a sink stands among them.
+ggml_tensor * center_of(const lctx_inputs & inputs, const lctx_peeled & key, const lctx_attend_params & params, const ggml_tensor * sinks,
+                        int il) {
+    const lctx_kv_cache & cache = inputs.cache;
+    const ggml_tensor * bias = cache.key_bias(il);
+    if (!bias || sinks || params.softcap != 0.0f) {
+        return nullptr;
+    }
+    return cache.centers().of(cache.store(il), il, bias, cache.head_dim_k(), key.rope, lctx_still_factors(key), key.freq_factors);
+}
+
 }  // namespace
 
 void lctx_add(const llm_graph_context & graph, const lctx_kv_store & store, ggml_tensor * node, const char * name, int il) {
@@ -99,6 +111,7 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
                                   tables.angles,
                                   q.pos ? tables.ahead : nullptr,
                                   sinks,
+                                  center_of(inputs, key, params, sinks, il),
                                   inputs.selects};
     const bool key_pairs = q.rope.mode == GGML_ROPE_TYPE_NORMAL && !arch.trained_in_pairs;
     const lctx_chain chain = lctx_chain_layer(graph.ctx0, cache.method(), cache.layer(graph.ctx0, il), in, params, key_pairs);

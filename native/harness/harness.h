@@ -55,6 +55,7 @@ typedef struct lctx_op_args {
     double attend_us;            // result: shortest time of one attend node
     int32_t cold;                // 1: before every attend node all threads read four times the last-level cache; on the CPU only
     double * times;              // result: [n_repeat] microseconds of every attend node, or NULL
+    const float * center;        // [n_head_kv][head_dim_k], subtracted from rotated keys, or NULL
     const char * device;         // where the graph runs: name of a ggml device ("CUDA0"), NULL: the CPU
     int32_t n_layer;             // flash and step: a graph of this many equal layers is timed, divided by their number; 0: one
     int32_t hadamard_k;          // channels that are transformed together (ops/hadamard.h), 0: none, -1: as a context stores these types

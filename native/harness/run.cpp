@@ -38,6 +38,7 @@ void run(lctx_op_args & a) {
     ggml_tensor * table = g.tensor(GGML_TYPE_I32, n_block, a.n_head_kv, 1);
     ggml_tensor * rows = g.tensor(GGML_TYPE_I32, 4, a.n_rows);
     ggml_tensor * segs = g.tensor(GGML_TYPE_I32, 4, a.n_seg, a.n_tokens);
+    ggml_tensor * center = a.center ? g.tensor(GGML_TYPE_F32, a.head_dim_k, a.n_head_kv) : nullptr;
 
     // nodes
     ggml_context * ctx = g.ctx.get();
@@ -50,12 +51,15 @@ void run(lctx_op_args & a) {
         const int32_t n = std::min(n_step, a.n_rows - r);
         ggml_tensor * step_rows = ggml_view_2d(ctx, rows, 4, n, rows->nb[1], r * rows->nb[1]);
         stored.push_back(lctx_store(ctx, lctx_tokens_of(ctx, k, r, n), lctx_tokens_of(ctx, v, r, n), k_pool, v_pool, table, step_rows,
-                                    angles, near, nullptr, a.rope_mode, LCTX_SCORE_LAST, lctx_hadamard_of(a)));
+                                    angles, near, nullptr, center, a.rope_mode, LCTX_SCORE_LAST, lctx_hadamard_of(a)));
     }
     ggml_tensor * out = lctx_attend(ctx, q, stored.back(), v_pool, table, segs, angles, near, nullptr, params);
     g.allocate();
 
     // data
+    if (center) {
+        lctx_fill(center, a.center);
+    }
     std::vector<int32_t> positions(a.k_pos, a.k_pos + a.n_rows);
     positions.insert(positions.end(), a.k_near_pos, a.k_near_pos + n_near);
     positions.insert(positions.end(), a.seg_pos, a.seg_pos + n_query_angle);

@@ -13,6 +13,7 @@
 #include "../lctx.h"
 #include "../methods/method.h"
 #include "budgets.h"
+#include "centers.h"
 #include "ggml-backend.h"
 #include "kv-store.h"
 #include "llama-batch.h"
@@ -123,6 +124,7 @@ class lctx_kv_cache {
     bool serves(int32_t il) const { return il < (int32_t)source_.size() && source_[il] >= 0; }
     // The layer whose rows it reads: itself, or an earlier one.
     int32_t source(int32_t il) const { return source_[il]; }
+    int32_t head_dim_k() const { return shape_.head_dim_k; }
     int32_t head_dim_v() const { return shape_.head_dim_v; }
     // Latent attention: where the values begin in a key; -1: they have rows of their own.
     int32_t v_offset() const { return shape_.v_offset; }
@@ -133,6 +135,9 @@ class lctx_kv_cache {
     // From where the mean queries of the rule look; only where it has them.
     bool has_means() const { return means_ != nullptr; }
     lctx_means & means() const { return *means_; }
+    // The bias of the keys of a layer that stores them, F32, where its mean is subtracted (centers.h); else nullptr.
+    const ggml_tensor * key_bias(int32_t il) const { return source_[il] == il ? key_bias_[il] : nullptr; }
+    lctx_centers & centers() const { return *centers_; }
     // A graph of the context is being built: where it runs.
     void attach(ggml_backend_sched_t sched) const;
     // A graph is about to run: the devices have to know where the rows lie.
@@ -199,6 +204,7 @@ class lctx_kv_cache {
     using run_visitor = std::function<void(lctx_kv_store &, ggml_tensor *, size_t, size_t)>;
 
     static int32_t n_block(int32_t n_rows) { return lctx_kv_shape::n_block(n_rows); }
+    void find_key_bias(const llama_model & model);
     int32_t live_blocks() const;
     int32_t n_page_head() const;
     int32_t units_read(int32_t n_chosen) const;
@@ -311,6 +317,8 @@ class lctx_kv_cache {
     int32_t n_query_head_total_ = 0;  // query heads of all layers
     std::vector<std::unique_ptr<lctx_kv_store>> stores_;
     std::unique_ptr<lctx_means> means_;
+    std::unique_ptr<lctx_centers> centers_;
+    std::vector<const ggml_tensor *> key_bias_;  // by layer
     std::vector<layer_place> layers_;  // of all layers of the model
     std::vector<int32_t> source_;      // the layer whose rows each reads, -1: another memory serves it
     bool always_selects_ = false, is_fixed_ = false;

@@ -12,8 +12,9 @@ void set(ggml_tensor * t, const std::vector<float> & values) {
     ggml_backend_tensor_set(t, values.data(), 0, ggml_nbytes(t));
 }
 
-// Frequency factors of a rotation: those that hold pairs still, else those of the model, else none.
-std::vector<float> factors_of(const std::vector<float> & still, const ggml_tensor * freq_factors, int32_t n_pair) {
+}  // namespace
+
+std::vector<float> lctx_factors_of(const std::vector<float> & still, const ggml_tensor * freq_factors, int32_t n_pair) {
     if (!still.empty() || !freq_factors) {
         return still;
     }
@@ -21,8 +22,6 @@ std::vector<float> factors_of(const std::vector<float> & still, const ggml_tenso
     ggml_backend_tensor_get(freq_factors, factors.data(), 0, factors.size() * sizeof(float));
     return factors;
 }
-
-}  // namespace
 
 std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions) {
     const ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
@@ -82,7 +81,7 @@ ggml_tensor * lctx_means::of(const lctx_kv_store & store, const lctx_rope & rope
         throw lctx_refusal(store.name() + " has no memory for the angles of mean queries");
     }
     if (!dry_) {
-        set(e.ahead, lctx_mean_ahead(rope, factors_of(still, freq_factors, rope.n_dims / 2)));
+        set(e.ahead, lctx_mean_ahead(rope, lctx_factors_of(still, freq_factors, rope.n_dims / 2)));
     }
     entries_.push_back(std::move(e));
     return entries_.back().ahead;

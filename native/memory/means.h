@@ -7,6 +7,9 @@
 #include <deque>
 #include <vector>
 
+// Frequency factors of a rotation: those that hold pairs still, else those of the model, else none.
+std::vector<float> lctx_factors_of(const std::vector<float> & still, const ggml_tensor * freq_factors, int32_t n_pair);
+
 // cos and sin of positions, [n][n_dims], as lctx_angles computes them on the CPU. factors: of frequencies, or empty.
 std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions);
 

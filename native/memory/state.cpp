@@ -13,7 +13,7 @@
 namespace {
 
 constexpr uint32_t MAGIC = 0x7874636c;  // "lctx"
-constexpr uint32_t VERSION = 7;
+constexpr uint32_t VERSION = 8;
 constexpr uint32_t MAX_SPEC = 4096;  // characters of a method
 
 struct state_header {

@@ -76,6 +76,7 @@ struct lctx_store_args {
     const lctx_row * rows;  // [n_tokens]
     const float * angles;   // [*][n_dims]
     int32_t n_dims;
+    const float * center;  // [n_head_kv][head_dim_k], subtracted from rotated keys; nullptr: nothing is
     lctx_store_params params;
 };
 

@@ -70,6 +70,7 @@ inline lctx_store_args lctx_store_args_of(const ggml_tensor * dst) {
     args.n_dims = (int32_t)dst->src[6]->ne[0];
     args.cache.near = lctx_near_of(dst->src[7]);
     args.cache.held = lctx_held_of(dst->src[8]);
+    args.center = dst->src[9] ? (const float *)dst->src[9]->data : nullptr;
     args.params = lctx_params_of<lctx_store_params>(dst);
     args.cache.k_pool.n_row = (size_t)dst->src[2]->ne[1];
     if (args.params.staged_chunk > 0) {

@@ -92,7 +92,7 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, int32_t staged_chunk) {
+                         ggml_tensor * center, int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, int32_t staged_chunk) {
     GGML_ASSERT(k->type == GGML_TYPE_F32 && k->nb[0] == sizeof(float) && k->ne[0] == k_pool->ne[0]);
     GGML_ASSERT(v->type == GGML_TYPE_F32 && v->nb[0] == sizeof(float) && v->ne[0] == v_pool->ne[0]);
     GGML_ASSERT(k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[1] == table->ne[1]);
@@ -100,10 +100,11 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
     GGML_ASSERT(angles->ne[0] <= k->ne[0] && table->type == GGML_TYPE_I32);
     GGML_ASSERT(!near || (near->type == k_pool->type && near->ne[0] == k->ne[0] && near->ne[1] % LCTX_PAGE_ROWS == 0));
     GGML_ASSERT(is_held(held, table) && fits(hadamard, k->ne[0], v->ne[0]));
+    GGML_ASSERT(!center || (!near && center->type == GGML_TYPE_F32 && center->ne[0] == k->ne[0] && center->ne[1] == k->ne[1]));
 
     ggml_tensor * result = ggml_view_tensor(ctx, k_pool);
     set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_chunk, hadamard});
-    set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near, held});
+    set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near, held, center});
     return result;
 }
 

@@ -189,11 +189,12 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
 //   near:    as k_pool [head_dim_k, near_rows, n_head_kv, n_seq] or NULL: keys once more, in row % near_rows
 //   held:    I32 [lctx_held::size, n_head_kv, n_seq], or a view of these heads in a larger one (lctx_held says where what is), or NULL:
 //            heads evict, the new rows are written down there
+//   center:  F32 [head_dim_k, n_head_kv] or NULL: subtracted from keys after they are rotated; not with near
 //   staged_chunk: > 0: the pools are the staged units of chunks of this size and the table is theirs: other rows are left out
 //   result:  view of k_pool; what reads the pools takes it as its source
 ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, int32_t staged_chunk = 0);
+                         ggml_tensor * center, int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, int32_t staged_chunk = 0);
 
 // Write keys once more, as stored, in few bits a channel. Of a row that a head does not hold nothing is written.
 //   k:       result of lctx_store; table, rows, held: as there
