@@ -38,12 +38,15 @@ class Witness:
 
 WITNESSES = (
     Witness("Add a method", "dca", r"\bdca\b|\bDualChunk\b|\blctx_dca_create\b", {
+        "docs/drafts.md": "it says which methods draft by themselves",
         "docs/methods/longheads.md": "a table compares it",
         "docs/internals.md": "an example of a base",
         "docs/quickstart.md": "the log of longheads names its base",
         "docs/models.md": "it says on which models methods do nothing or are refused",
         "native/methods/longheads.cpp": "it chooses chunks of it",
         "native/ops/chunks.h": "it chooses chunks of it",
+        "pylongctx/engine/opening.py": "it may be verified by it",
+        "pylongctx/llama.py": "an argument names it",
         "pylongctx/advice.py": "it compares longheads with a method that reads every token",
         "pylongctx/methods/longheads.py": "it chooses chunks of it",
         "tests/oracle_filter.py": "it chooses chunks of it",
