@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import OP_CASES, SPECS
 from cases import TOLERANCE as TOLERANCES
-from op import POISON, make_inputs, run_native, run_oracle
+from op import POISON, _pointer, make_inputs, run_native, run_oracle
 from session import assert_same
 from thinning import thin
 
@@ -102,6 +102,18 @@ def test_values_beyond_a_half_are_stored_as_the_largest(emulated, kv_type):
     for got in (cuda, cpu):
         assert np.isfinite(got).all()
         assert_same(got, want, 1e-2)
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0", "q4_0"])
+def test_keys_are_stored_without_their_center(emulated, kv_type):
+    case = replace(OP_CASES[0], n_rows=100, n_tokens=3, type_k=kv_type, type_v=kv_type)
+    x = make_inputs(case)
+    center = np.linspace(-2, 5, case.n_head_kv * case.head_dim_k, dtype=np.float32)
+    cuda, cuda_lse = run_native(case, x, center=_pointer(center))
+    emulated()
+    cpu, cpu_lse = run_native(case, x, center=_pointer(center))
+    assert_same(cuda, cpu, max(TOLERANCE, case.tolerance))
+    assert_same(cuda_lse, cpu_lse, max(TOLERANCE, case.tolerance))
 
 
 @pytest.mark.parametrize("n_tokens", [1, 20])
