@@ -5,10 +5,12 @@ from dataclasses import replace
 import gguf
 import numpy as np
 import pytest
-from cases import LOGIT_TOLERANCE, OP_CASES
+from cases import CHUNK_CASES, LOGIT_TOLERANCE, OP_CASES
+from cases_evict import EVICT_CASES
 from llamas import new
-from op import _pointer, make_inputs, run_native
+from op import _pointer, make_inputs, run_chunks, run_evict, run_native
 from oracle import Full, rotate
+from oracle_rules import TriAttention
 from tiny_gguf import TINY, make_model
 
 # queries that see all keys under one angle, whose scores nothing bends
@@ -33,6 +35,38 @@ def test_a_vector_less_is_the_same_attention(case):
         )
         less = case.scale * np.einsum("thd,hd->th", q, np.repeat(center, case.n_head // case.n_head_kv, 0))
         np.testing.assert_allclose(moved + less, lse, rtol=0, atol=4 * case.tolerance * np.abs(lse).max())
+
+
+def vector(case):
+    rng = np.random.default_rng(case.seed + 3)
+    return _pointer(rng.standard_normal((case.n_head_kv, case.head_dim_k)).astype(np.float32))
+
+
+ONE_ANGLE = [  # and bounds, which no level rounds
+    c for c in CHUNK_CASES
+    if c.type_k == "f32" and not c.softcap and (c.method.position, c.method.representation) == ("full", "minmax")
+]  # fmt: skip
+EVICTING = [
+    c for c in EVICT_CASES
+    if c.type_k == "f32" and not c.softcap and isinstance(c.method, Full) and not isinstance(c.rule, TriAttention)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ONE_ANGLE, ids=lambda case: case.name)
+def test_heads_choose_the_same_chunks(case):
+    x = make_inputs(case)
+    plain, found = run_chunks(case, x), run_chunks(case, x, center=vector(case))
+    same = (found.chunks == plain.chunks).all(-1)
+    assert same.mean() > 0.98  # near ties
+    atol = 4 * case.tolerance * np.abs(plain.out).max()
+    np.testing.assert_allclose(found.out[same], plain.out[same], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("case", EVICTING[::4], ids=lambda case: case.name)
+def test_heads_keep_the_same_rows(case):
+    x = make_inputs(case)
+    plain, found = run_evict(case, x), run_evict(case, x, center=vector(case))
+    assert (found.held == plain.held).mean() > 0.99
 
 
 @pytest.fixture(scope="module")

@@ -109,6 +109,9 @@ void lctx_op_ubatch::add_inputs() {
     if (layer.sums) {
         in.ahead = g.tensor(GGML_TYPE_F32, layer.a.rope_dims);
     }
+    if (a.center) {
+        in.center = g.tensor(GGML_TYPE_F32, a.head_dim_k, a.n_head_kv);
+    }
     if (method.retain() && (first + n) % method.retain()->evict_every == 0) {
         due = g.tensor(GGML_TYPE_I32, 1);
         budgets = method.retain()->own_budgets() ? g.tensor(GGML_TYPE_I32, a.n_head_kv) : nullptr;
@@ -167,6 +170,9 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
     }
     if (in.ahead) {
         lctx_fill(in.ahead, lctx_mean_ahead(lctx_pure_rope(lctx_rope_of(layer.a)), factors_of(layer.a)).data());
+    }
+    if (in.center) {
+        lctx_fill(in.center, layer.a.center);
     }
     if (due) {
         const int32_t last = first + n - 1;

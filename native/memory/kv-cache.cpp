@@ -97,11 +97,12 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
 }
 
 // Of layers whose scores all move by the same when a vector is subtracted from their keys: queries see all keys under one angle, and no
-// rule compares what is stored.
+// rule measures keys themselves.
 void lctx_kv_cache::find_key_bias(const llama_model & model) {
     key_bias_.assign(layers_.size(), nullptr);
     const bool one_angle = method_->n_angle() == 1 && method_->n_span() == 1 && method_->near_window() == 0;
-    for (size_t il = 0; one_angle && !retain_ && shape_.v_offset < 0 && il < std::min(layers_.size(), model.layers.size()); il++) {
+    const bool measures_keys = retain_ && retain_->by_mean();
+    for (size_t il = 0; one_angle && !measures_keys && shape_.v_offset < 0 && il < std::min(layers_.size(), model.layers.size()); il++) {
         const ggml_tensor * bias = source_[il] == (int32_t)il ? model.layers[il].wk_b : nullptr;
         const bool fits = bias && bias->type == GGML_TYPE_F32 &&
                           ggml_nelements(bias) == (int64_t)shape_.head_dim_k * model.hparams.n_head_kv((uint32_t)il);
