@@ -124,3 +124,16 @@ def test_the_index_finds_keys_with_a_bias(biased):
     """The chunks that heads select are those of the attention, not of the bias."""
     right, chosen = (logits(biased, method, "f32") for method in ("full", "longheads,window=96"))
     assert error(chosen, right) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("method", "kv", "warned"),
+    [
+        *((method, "q4_0", True) for method in (None, "dca", "longheads,position=dca", "full,spans=2", "triattention")),
+        *((method, "q4_0", False) for method in ("full", "window", "longheads", "h2o,budget=64", "longheads+corm")),
+        ("dca", "q8_0", False),
+    ],
+)
+def test_a_warning_where_the_bias_is_stored(biased, caplog, method, kv, warned):
+    with new(biased, method=method, type_k=kv, type_v=kv, n_ctx=128):
+        assert ("too coarse for the bias" in caplog.text) == warned

@@ -16,6 +16,7 @@ from pylongctx.catalog import CATALOG, resolve
 from pylongctx.engine.context import Context
 from pylongctx.engine.drafting import DraftModel, check_draft, check_model
 from pylongctx.engine.identity import WEIGHTS, row_identity
+from pylongctx.engine.key_bias import few_bits_for_a_bias
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import evicting
 from pylongctx.engine.session import Session
@@ -188,6 +189,10 @@ class Opened:
             self.context.close()
             self.model.close()
             raise ValueError(f"{NO_EVICTION}: this model has sliding windows or recurrent states")
+        method = parse(self.context.method) if self.context.method else None
+        architecture = self.model.metadata().get("general.architecture", "")
+        if warning := few_bits_for_a_bias(architecture, self.context.types["type_k"], method):
+            LOG.warning(warning)
         if self.verbose and self.context.why:
             LOG.info(self.context.why)
 
