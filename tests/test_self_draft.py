@@ -135,7 +135,7 @@ def test_after_an_error_the_context_reads_everything(embedded_model, drafts, mon
         ({"method": "longheads"}, "needs the method full or dca, not 'longheads'"),
         ({"method": "corm"}, "needs the method full or dca, not"),
         ({"method": None}, "needs the method full or dca, not None"),
-        ({"n_ctx": 0}, "set n_ctx"),
+        ({"n_ctx": 0}, r"set n_ctx \(-c\)"),
         ({"overflow": "evict_middle"}, "needs the method full or dca, not 'full,spans"),
     ],
 )

@@ -245,7 +245,7 @@ def drafting_spec(spec: str, draft: Method | str, n_ctx: int) -> str:
     if not isinstance(base, (Full, DualChunk)) or base not in (Full(), DualChunk()):
         raise ValueError(f"draft={str(draft)!r} needs the method full or dca, not {spec or None!r}")
     if n_ctx <= 0:
-        raise ValueError(f"draft={str(draft)!r} needs a context of a given size: set n_ctx")
+        raise ValueError(f"draft={str(draft)!r} needs a context of a given size: set n_ctx (-c)")
     return str(replace(chosen, position=base.name, select_from=n_ctx))
 
 
