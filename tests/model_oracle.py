@@ -87,10 +87,19 @@ class Model:
         if isinstance(method, Evicting):
             out = self.evict(Layer(q, k, v, method, self.rope, scale)).out
         elif isinstance(method, LongHeads):
-            out = attend_longheads(q, k, v, method, self.rope, scale)
+            center = self.key_center(i, n_head_kv) if method.position == "full" else None
+            out = attend_longheads(q, k, v, method, self.rope, scale, center)
         else:
             out = np.array([oracle.attend_method(q[p], k, v, p, method, self.rope, scale) for p in range(len(x))])
         return self.linear(out.reshape(len(x), -1), f"blk.{i}.attn_output")
+
+    def key_center(self, i: int, n_head_kv: int) -> np.ndarray | None:
+        """Return the mean of the rotated bias of keys over positions, ``[n_head_kv, head_dim]``; None without one."""
+        bias = self.tensors.get(f"blk.{i}.attn_k.bias")
+        if bias is None:
+            return None
+        at, heads = np.arange(0, 8192, 8)[:, None], bias.reshape(n_head_kv, -1)
+        return oracle.rotate(np.broadcast_to(heads, (len(at), *heads.shape)), at, self.rope).mean(0)
 
     def evict(self, layer: Layer) -> Run:
         """Run a layer whose heads drop rows; its rows are stored as ``f32``."""

@@ -113,6 +113,8 @@ class Stored:
     q, k, v : arrays ``[n_rows, n_head or n_head_kv, head_dim]``, not rotated
     is_exact : bool
         Nothing is rounded, as in the definition; what is compared is.
+    center : array ``[n_head_kv, head_dim]`` or None
+        What is subtracted from keys as they are stored.
     """
 
     q: np.ndarray
@@ -127,6 +129,7 @@ class Stored:
     block_k: int = 0
     block_v: int = 0
     is_exact: bool = False
+    center: np.ndarray | None = None
 
     @property
     def n_head_kv(self) -> int:
@@ -139,7 +142,7 @@ class Stored:
     # ---- rows as stored ----
 
     def keys_at(self, pos: np.ndarray) -> np.ndarray:
-        keys = rotate(self.k, pos[:, None], self.rope)
+        keys = rotate(self.k, pos[:, None], self.rope) - (0 if self.center is None else self.center)
         return keys if self.is_exact else round_trip(keys, self.type_k, self.block_k)
 
     @cached_property
@@ -303,7 +306,13 @@ def missed(scores: np.ndarray, read: np.ndarray, free: np.ndarray, n: int) -> fl
 
 
 def attend_longheads(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, method: LongHeads, rope: Rope, scale: float
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    method: LongHeads,
+    rope: Rope,
+    scale: float,
+    center: np.ndarray | None = None,
 ) -> np.ndarray:
     """Attend with every query of a sequence, by the definition of the method; rows are not rounded.
 
@@ -315,15 +324,21 @@ def attend_longheads(
     -------
     array ``[n_rows, n_head, head_dim]``
     """
-    return read_longheads(q, k, v, method, rope, scale)[0]
+    return read_longheads(q, k, v, method, rope, scale, center)[0]
 
 
 def read_longheads(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, method: LongHeads, rope: Rope, scale: float
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    method: LongHeads,
+    rope: Rope,
+    scale: float,
+    center: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the same, and the chunks that were read ``[n_rows, n_head, n_chunk]``."""
     heads = np.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
-    layer = Stored(q, k, v, method, rope, scale, is_exact=True)
+    layer = Stored(q, k, v, method, rope, scale, is_exact=True, center=center)
     read = layer.choose(layer.summarize())
     at_zero, out = rotate(k, 0, rope), np.empty((*q.shape[:2], v.shape[-1]))
     for p, of_heads in enumerate(read):

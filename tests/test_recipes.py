@@ -39,7 +39,9 @@ class Witness:
 WITNESSES = (
     Witness("Add a method", "dca", r"\bdca\b|\bDualChunk\b|\blctx_dca_create\b", {
         "docs/drafts.md": "it says which methods draft by themselves",
+        "docs/memory.md": "it says with which methods keys keep their bias",
         "docs/methods/longheads.md": "a table compares it",
+        "docs/results.md": "a table compares it",
         "docs/internals.md": "an example of a base",
         "docs/quickstart.md": "the log of longheads names its base",
         "docs/models.md": "it says on which models methods do nothing or are refused",

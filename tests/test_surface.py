@@ -20,6 +20,7 @@ OTHER_DEFAULTS = {
 OURS = {
     "__init__": [
         "method",
+        "draft",
         "overflow",
         "kv_limit",
         "kv_store",
