@@ -32,7 +32,6 @@ TEXTS = {
     "quotes": f"{NOVEL}\n\nQuote the first three paragraphs of this text word by word.",
     "story": "Write a story about a lighthouse keeper and a storm, in 300 words.",
 }
-N = 300  # tokens of an answer
 PATIENCE = 120  # seconds until a server must be ready
 
 
@@ -60,9 +59,9 @@ def served(command: list[str]) -> Iterator[str]:
         process.wait()
 
 
-def ask(url: str, text: str) -> dict[str, Any]:
-    """Return the answer to a request."""
-    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": N, "seed": 0}
+def ask(url: str, text: str, n: int) -> dict[str, Any]:
+    """Return the answer to a request, at most ``n`` tokens."""
+    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": n, "seed": 0}
     head = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)
     with urllib.request.urlopen(request, timeout=600) as response:
@@ -70,11 +69,11 @@ def ask(url: str, text: str) -> dict[str, Any]:
     return found
 
 
-def measure(url: str, runs: int) -> dict[str, tuple[float, int, int]]:
+def measure(url: str, names: list[str], n: int, runs: int) -> dict[str, tuple[float, int, int]]:
     """Return tokens per second, drafted and accepted tokens of each text."""
     found = {}
-    for name, text in TEXTS.items():
-        timings = [ask(url, text)["timings"] for _ in range(1 + runs)][1:]
+    for name in names:
+        timings = [ask(url, TEXTS[name], n)["timings"] for _ in range(1 + runs)][1:]
         speed = statistics.median(one["predicted_per_second"] for one in timings)
         found[name] = (speed, timings[-1].get("draft_n", 0), timings[-1].get("draft_n_accepted", 0))
     return found
@@ -94,6 +93,8 @@ def main() -> None:
     parser.add_argument("--draft", default="", metavar="FILE")
     parser.add_argument("--n-max", type=int, default=3, help="tokens of a draft of the draft model (3)")
     parser.add_argument("--vs", default="", metavar="LLAMA-SERVER")
+    parser.add_argument("--texts", default=",".join(TEXTS))
+    parser.add_argument("-n", type=int, default=300, help="tokens of an answer (300)")
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
     servers = {"pylongctx": [sys.executable, "-m", "pylongctx", "serve"]}
@@ -103,7 +104,7 @@ def main() -> None:
         plain: dict[str, float] = {}
         for kind in ("none", *args.kinds.split(",")):
             with served([*command, "-m", args.model, "-c", "4096", "-np", "1", *options(args, kind)]) as url:
-                for text, (speed, drafted, accepted) in measure(url, args.runs).items():
+                for text, (speed, drafted, accepted) in measure(url, args.texts.split(","), args.n, args.runs).items():
                     ratio = speed / plain.setdefault(text, speed)
                     print(
                         f"| {server} | {kind} | {text} | {speed:.1f} | {ratio:.2f} | {drafted} | {accepted} |",

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from pylongctx._enums import EVICT_MIDDLE, OVERFLOWS, SPLIT_MODES
-from pylongctx._free import available_cpus
+from pylongctx._free import available_cores, available_cpus
 from pylongctx._guess import guess
 from pylongctx._lib import build_info, ffi, lib, text
 from pylongctx._overrides import checked_metadata, checked_tensors
@@ -79,10 +79,9 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
 
 
 def thread_counts(n_threads: int | None, n_threads_batch: int | None) -> tuple[int, int]:
-    """Return both thread counts; None means half of the available CPUs, and all of them for prefill."""
-    cores = available_cpus()
-    few = max(cores // 2, 1) if n_threads is None else n_threads
-    many = cores if n_threads_batch is None else n_threads_batch
+    """Return both thread counts; None means the physical cores, and all available CPUs for prefill."""
+    few = available_cores() if n_threads is None else n_threads
+    many = available_cpus() if n_threads_batch is None else n_threads_batch
     return check_count("n_threads", few), check_count("n_threads_batch", many)
 
 

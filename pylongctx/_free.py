@@ -25,8 +25,24 @@ def available_cpus(root: Path = Path("/")) -> int:
     return max(1, min([_affinity(), *(int(share) for share in shares if share is not None)]))
 
 
+def available_cores(root: Path = Path("/")) -> int:
+    """Return how many physical cores this process may use; half of the CPUs where the system does not list them.
+
+    Threads that share a core share its arithmetic and its caches, so generation is fastest with one per core.
+    """
+    n, cpus = available_cpus(root), _cpus()
+    files = [root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus]
+    if not files or not all(file.is_file() for file in files):
+        return max(1, n // 2)
+    return min(n, len({file.read_text().strip() for file in files}))
+
+
 def _affinity() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(_cpus()) or os.cpu_count() or 1
+
+
+def _cpus() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def _available(root: Path) -> int:

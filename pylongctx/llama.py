@@ -46,7 +46,8 @@ class Llama(ReadingCompleter):
     n_batch, n_ubatch : int
         Maximum tokens of a batch, and of the graph that evaluates a part of it.
     n_threads, n_threads_batch : int or None
-        Threads for generation (None: half of the CPUs available to this process) and for prefill (None: all of them).
+        Threads for generation (None: the physical cores available to this process) and for prefill (None: all
+        CPUs).
     split_mode : int
         How the model is split across devices: 0 not, 1 by layers, 2 by rows, 3 by tensors.
     main_gpu : int

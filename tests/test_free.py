@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pylongctx import _arguments
-from pylongctx._free import available_cpus, free_bytes
+from pylongctx._free import available_cores, available_cpus, free_bytes
 
 MIB = 2**20
 
@@ -124,8 +124,28 @@ def test_cpus_without_an_affinity(system, monkeypatch):
     assert available_cpus(system()) == 3
 
 
-def test_threads_are_half_of_the_cpus_and_all_of_them(monkeypatch):
+def test_threads_are_the_cores_and_all_cpus(monkeypatch):
     for n, few in ((1, 1), (2, 1), (5, 2), (12, 6)):
         monkeypatch.setattr(_arguments, "available_cpus", lambda n=n: n)
+        monkeypatch.setattr(_arguments, "available_cores", lambda few=few: few)
         assert _arguments.thread_counts(None, None) == (few, n)
     assert _arguments.thread_counts(3, None) == (3, 12)
+
+
+SIBLINGS = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+@pytest.mark.parametrize(
+    ("siblings", "quota", "n"),
+    [
+        ({cpu: f"{cpu}\n" for cpu in range(16)}, "max", 12),  # no threads share a core
+        ({cpu: f"{cpu % 8},{cpu % 8 + 8}\n" for cpu in range(16)}, "max", 8),
+        ({cpu: f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}\n" for cpu in range(16)}, "max", 6),
+        ({cpu: f"{cpu}\n" for cpu in range(16)}, "300000", 3),
+        ({cpu: f"{cpu}\n" for cpu in range(4)}, "max", 6),  # some are not listed: half of the CPUs
+        ({}, "100000", 1),
+    ],
+)
+def test_cores_that_this_process_may_use(system, cores, siblings, quota, n):
+    files = {SIBLINGS.format(cpu): text for cpu, text in siblings.items()}
+    assert available_cores(system("0::/a\n", files | {"sys/fs/cgroup/a/cpu.max": f"{quota} 100000\n"})) == n

@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
     add("-H", "--host", default="127.0.0.1", metavar="IP", help="IPv4 address to listen on (127.0.0.1: this machine)")
     add("-p", "--port", type=int, default=50052, metavar="N", help="port (50052)")
     add("-d", "--device", default="", metavar="NAME,...", help="devices to share (the GPUs, or the CPU)")
-    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU (half of the cores)")
+    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU (the physical cores)")
     add("--list-devices", action="store_true", help="print the devices and exit")
     parser.set_defaults(run=run)
 
