@@ -76,10 +76,9 @@ ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_l
                     int32_t rope_mode, lctx_chain & chain) {
     const lctx_retain * retain = method.retain();
     if (layer.staging) {  // before anything else that reads the pools
-        chain.links.push_back(
-            {"lctx_store_staged", lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table, in.rows, in.angles,
-                                             nullptr, nullptr, in.center, rope_mode, LCTX_SCORE_LAST, layer.hadamard,
-                                             method.chunks()->chunk_size)});
+        chain.links.push_back({"lctx_store_staged",
+                               lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table, in.rows, in.angles, nullptr,
+                                          nullptr, in.center, rope_mode, LCTX_SCORE_LAST, layer.hadamard, method.chunks()->chunk_size)});
     }
     ggml_tensor * stored = lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
                                       in.center, rope_mode, retain ? retain->score : LCTX_SCORE_LAST, layer.hadamard);

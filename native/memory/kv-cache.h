@@ -149,9 +149,7 @@ class lctx_kv_cache {
     void always_select(bool on) { always_selects_ = on; }
     // Units that lie close are brought as choices ask for them.
     // So they do where results may not depend on the other tokens of a batch, unless no query of the context can choose.
-    bool always_selects() const {
-        return always_selects_ || shape_.n_staged > 0 || (is_fixed_ && method_->selects(n_ctx_ - 1));
-    }
+    bool always_selects() const { return always_selects_ || shape_.n_staged > 0 || (is_fixed_ && method_->selects(n_ctx_ - 1)); }
     // Results of a token do not depend on what is computed beside it (ops/fixed.h).
     void fix(bool on) { is_fixed_ = on; }
     bool is_fixed() const { return is_fixed_; }
@@ -319,8 +317,8 @@ class lctx_kv_cache {
     std::unique_ptr<lctx_means> means_;
     std::unique_ptr<lctx_centers> centers_;
     std::vector<const ggml_tensor *> key_bias_;  // by layer
-    std::vector<layer_place> layers_;  // of all layers of the model
-    std::vector<int32_t> source_;      // the layer whose rows each reads, -1: another memory serves it
+    std::vector<layer_place> layers_;            // of all layers of the model
+    std::vector<int32_t> source_;                // the layer whose rows each reads, -1: another memory serves it
     bool always_selects_ = false, is_fixed_ = false;
     std::vector<int32_t> open_rows_;
     std::vector<lctx_voter> voters_;

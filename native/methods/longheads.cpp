@@ -34,7 +34,13 @@ std::string spec_of(const lctx_chunks & c, int32_t from, position where) {
 class filtered_method final : public lctx_method {
   public:
     filtered_method(const lctx_chunks & chunks, int32_t from, position where, std::unique_ptr<lctx_method> base, std::string reason)
-        : chunks_(chunks), from_(from), where_(where), base_(std::move(base)), filter_(*base_, chunks_, from), n_read_(filter_.n_read()), reason_(std::move(reason)) {}
+        : chunks_(chunks),
+          from_(from),
+          where_(where),
+          base_(std::move(base)),
+          filter_(*base_, chunks_, from),
+          n_read_(filter_.n_read()),
+          reason_(std::move(reason)) {}
 
     std::string spec() const override { return spec_of(chunks_, from_, where_); }
     std::string why() const override { return spec() + ": " + reason_ + "; " + base_->why(); }
