@@ -185,3 +185,19 @@ def emulated(monkeypatch):
         lacks("harness")
     monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
     return lambda: monkeypatch.delenv("LCTX_EMULATE_CUDA")
+
+
+@pytest.fixture
+def drafted(monkeypatch):
+    """Return the drafts of all jobs."""
+    from pylongctx.engine.drafting import Drafting
+
+    found = []
+    first = Drafting.__init__
+
+    def record(self, model):
+        first(self, model)
+        found.append(self)
+
+    monkeypatch.setattr(Drafting, "__init__", record)
+    return found

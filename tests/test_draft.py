@@ -9,7 +9,6 @@ from session import assert_same
 from tiny_gguf import make_model
 
 from pylongctx import DraftChain, Llama, LlamaDraftModel, LlamaPromptLookupDecoding, ModelDraft, NgramDraft
-from pylongctx.engine.drafting import Drafting
 from pylongctx.sampling import Sampler, SamplingParams
 
 PROMPT = TEXT.decode() * 3
@@ -143,20 +142,6 @@ def test_sizes(sizes):
 
 
 # ---- adaptive drafts say the same ----
-
-
-@pytest.fixture
-def drafted(monkeypatch):
-    """Return the drafts of all jobs."""
-    found = []
-    first = Drafting.__init__
-
-    def record(self, model):
-        first(self, model)
-        found.append(self)
-
-    monkeypatch.setattr(Drafting, "__init__", record)
-    return found
 
 
 def counted(drafts):

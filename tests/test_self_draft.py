@@ -7,7 +7,6 @@ from llamas import TEXT, new
 from pylongctx import SelfDraft
 from pylongctx.cli.drafts import own_draft
 from pylongctx.engine.draft_length import DraftLength
-from pylongctx.engine.drafting import Drafting
 from pylongctx.errors import ContextFull, InvalidInput
 
 DRAFT = "longheads,window=64"
@@ -16,18 +15,10 @@ LONG = TEXT * 8
 
 
 @pytest.fixture
-def drafts(monkeypatch):
+def drafts(drafted, monkeypatch):
     """Let each step draft, and return the drafts of all jobs."""
-    found = []
-    first = Drafting.__init__
-
-    def record(self, model):
-        first(self, model)
-        found.append(self)
-
-    monkeypatch.setattr(Drafting, "__init__", record)
     monkeypatch.setattr(DraftLength, "choose", lambda self, times, n_others, most: min(4, most))
-    return found
+    return drafted
 
 
 def answer(llm, n=40, **options):

@@ -8,21 +8,12 @@ namespace {
 // Positions over which the bias is averaged: longer texts differ in channels that turn slowly, shorter ones in hardly any.
 constexpr int32_t FARTHEST = 8192, STEP = 8;
 
-std::vector<float> mean_angles(const lctx_rope & rope, const std::vector<float> & factors) {
+std::vector<int32_t> averaged_positions() {
     std::vector<int32_t> positions;
     for (int32_t p = 0; p < FARTHEST; p += STEP) {
         positions.push_back(p);
     }
-    const std::vector<float> angles = lctx_angles_at(rope, factors, positions);
-    std::vector<float> means(rope.n_dims);
-    for (size_t i = 0; i < means.size(); i++) {
-        double sum = 0.0;
-        for (size_t row = 0; row < positions.size(); row++) {
-            sum += angles[row * means.size() + i];
-        }
-        means[i] = (float)(sum / (double)positions.size());
-    }
-    return means;
+    return positions;
 }
 
 }  // namespace
@@ -58,8 +49,9 @@ ggml_tensor * lctx_centers::of(const lctx_kv_store & store, int32_t il, const gg
     if (!dry_) {
         std::vector<float> values(ggml_nelements(bias));
         ggml_backend_tensor_get(bias, values.data(), 0, ggml_nbytes(bias));
+        const std::vector<float> factors = lctx_factors_of(still, freq_factors, rope.n_dims / 2);
         const std::vector<float> center =
-            lctx_rotated_bias(values, head_dim, mean_angles(rope, lctx_factors_of(still, freq_factors, rope.n_dims / 2)), rope.mode);
+            lctx_rotated_bias(values, head_dim, lctx_mean_angles(rope, factors, averaged_positions()), rope.mode);
         ggml_backend_tensor_set(e.center, center.data(), 0, ggml_nbytes(e.center));
     }
     return entries_.emplace(il, std::move(e)).first->second.center;

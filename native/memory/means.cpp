@@ -48,22 +48,26 @@ std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<floa
     return values;
 }
 
+std::vector<float> lctx_mean_angles(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions) {
+    const std::vector<float> angles = lctx_angles_at(rope, factors, positions);
+    std::vector<float> means(rope.n_dims);
+    for (size_t i = 0; i < means.size(); i++) {
+        double sum = 0.0;
+        for (size_t row = 0; row < positions.size(); row++) {
+            sum += angles[row * means.size() + i];
+        }
+        means[i] = (float)(sum / (double)positions.size());
+    }
+    return means;
+}
+
 std::vector<float> lctx_mean_ahead(const lctx_rope & rope, const std::vector<float> & factors) {
     constexpr int32_t FARTHEST = 65536;
     std::vector<int32_t> distances;
     for (int32_t d = 1; d <= FARTHEST; d *= 2) {
         distances.push_back(d);
     }
-    const std::vector<float> angles = lctx_angles_at(rope, factors, distances);
-    std::vector<float> means(rope.n_dims);
-    for (size_t i = 0; i < means.size(); i++) {
-        double sum = 0.0;
-        for (size_t row = 0; row < distances.size(); row++) {
-            sum += angles[row * means.size() + i];
-        }
-        means[i] = (float)(sum / (double)distances.size());
-    }
-    return means;
+    return lctx_mean_angles(rope, factors, distances);
 }
 
 ggml_tensor * lctx_means::of(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still,

@@ -13,6 +13,9 @@ std::vector<float> lctx_factors_of(const std::vector<float> & still, const ggml_
 // cos and sin of positions, [n][n_dims], as lctx_angles computes them on the CPU. factors: of frequencies, or empty.
 std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions);
 
+// Means of cos and sin over positions, [n_dims].
+std::vector<float> lctx_mean_angles(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions);
+
 // Means of cos and sin over the distances from which later queries look, [n_dims]: 1, 2, 4 .. 65536 (TriAttention, arXiv 2604.04921).
 std::vector<float> lctx_mean_ahead(const lctx_rope & rope, const std::vector<float> & factors);
 

@@ -43,7 +43,7 @@ class LoCoMo(Question):
     category : str
         Only the questions of one category, a value of ``CATEGORIES``; "" for all.
     chats : int or None
-        Only so many chats, the first ones.
+        Only this number of chats, the first ones. None: all.
 
     Examples
     --------
