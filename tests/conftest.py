@@ -125,6 +125,14 @@ def driver():
         yield driver
 
 
+@pytest.fixture(scope="module")
+def haystack(tmp_path_factory):
+    """Return a text file with a pass key."""
+    from page import write_haystack
+
+    return write_haystack(tmp_path_factory.mktemp("files"))
+
+
 @pytest.fixture
 def page(driver, server, request):
     """Open the page, empty; a module may have SETTINGS of its own."""

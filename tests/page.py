@@ -86,7 +86,8 @@ class Page:
         return self.find(selector).text
 
     def until(self, condition, message=""):
-        changes = (exceptions.NoSuchElementException, exceptions.StaleElementReferenceException)
+        # IndexError: the last of elements of which none is there yet
+        changes = (exceptions.NoSuchElementException, exceptions.StaleElementReferenceException, IndexError)
         waiting = wait.WebDriverWait(self.driver, PATIENCE, 0.02, ignored_exceptions=changes)
         try:
             return waiting.until(lambda _: condition(), message)
@@ -128,6 +129,9 @@ class Page:
         self.until(lambda: "tokens" in self.text("#files"), "the number of tokens")
         return self.text("#files .chip")
 
+    def questions(self):
+        return [element.text for element in self.all(".user .text")]
+
     def click(self, name):
         """Click the first button of this text or label."""
         self.find("body").find_element("xpath", f"//button[text()='{name}' or @aria-label='{name}']").click()
@@ -143,6 +147,11 @@ class Page:
             if message["method"] == "Network.requestWillBeSent":
                 self._requests.append(message["params"])
         return self._requests
+
+    def sent(self):
+        """Return the bodies of the requests for answers, the first one first."""
+        asked = [request["request"] for request in self.requests()]
+        return [json.loads(request["postData"]) for request in asked if request["url"].endswith("completions")]
 
     def run_module(self, name, script, *arguments):
         """Run a script with a module of the page and an empty element."""

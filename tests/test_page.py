@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from needs import need
-from page import COUNT, DROP, KEY, QUESTION, SENTENCES, TEMPLATE, Keys, Page, write_haystack
+from page import COUNT, DROP, KEY, QUESTION, SENTENCES, TEMPLATE, Keys, Page
 from routing import routing
 from serving import forced, running
 
@@ -24,11 +24,6 @@ new MutationObserver(() => window.room.push(room.textContent)).observe(room, { c
 def server():
     with running(method="longheads", n_ctx=N_CTX, n_ubatch=256, chat_format=TEMPLATE) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def haystack(tmp_path_factory):
-    return write_haystack(tmp_path_factory.mktemp("files"))
 
 
 # ---- what the server is ----

@@ -48,10 +48,6 @@ def server():
         yield server
 
 
-def questions(page):
-    return [element.text for element in page.all(".user .text")]
-
-
 def texts(page, n):
     page.until(lambda: len(page.all(".answer")) == n)
     return [element.get_property("textContent") for element in page.all(".answer > .text")]
@@ -84,9 +80,9 @@ def test_a_reload_opens_the_same_conversation(page):
     page.find("#new").click()
     page.ask("It was the worst of times")
     page.find("#conversations li:nth-child(2) button").click()
-    page.until(lambda: questions(page) == ["It was the best of times"])
+    page.until(lambda: page.questions() == ["It was the best of times"])
     page.reload()
-    page.until(lambda: questions(page) == ["It was the best of times"])
+    page.until(lambda: page.questions() == ["It was the best of times"])
     assert page.answer() == first
 
 
@@ -118,8 +114,8 @@ def test_what_an_earlier_version_kept_moves(page):
     assert page.run("return Object.keys(localStorage)") == ["pylongctx:settings"]
     page.click("Again")
     page.until(lambda: "prompt" in page.text(".stats"))
-    [sent] = [request["request"] for request in page.requests() if request["request"]["url"].endswith("completions")]
-    assert json.loads(sent["postData"])["messages"] == [{"role": "user", "content": "a.txt:\n\ninside\n\nFirst"}]
+    [body] = page.sent()
+    assert body["messages"] == [{"role": "user", "content": "a.txt:\n\ninside\n\nFirst"}]
 
 
 def test_files_that_the_browser_cannot_keep_are_named(page, tmp_path):
@@ -130,10 +126,8 @@ def test_files_that_the_browser_cannot_keep_are_named(page, tmp_path):
     page.ask("What is this?")
     page.until(lambda: "no room for the files" in page.text("#notice"))
     page.ask("And now?", 2)
-    [body] = [request["request"] for request in page.requests() if request["request"]["url"].endswith("completions")][
-        1:
-    ]
-    assert "best of times" in json.loads(body["postData"])["messages"][0]["content"]  # this page has it still
+    [body] = page.sent()[1:]
+    assert "best of times" in body["messages"][0]["content"]  # this page has it still
     page.reload()
     assert texts(page, 2)
     assert "book.txt" in page.text(".user")
@@ -188,7 +182,7 @@ def test_two_tabs_keep_all_messages_and_show_them(page, tabs):
     b = page.ask("Say B.", 2)
     first()
     assert texts(page, 2) == [a, b]
-    assert questions(page) == ["Say A.", "Say B."]
+    assert page.questions() == ["Say A.", "Say B."]
     c = page.ask("Say C.", 3)
     second()
     assert texts(page, 3) == [a, b, c]
@@ -208,10 +202,10 @@ def test_messages_of_two_tabs_at_the_same_time_are_branches(page, tabs):
     c = page.ask("Say C.", 2)
     page.reload()
     page.until(lambda: len(page.all(".answer")) == 2)
-    assert questions(page) == ["Say A.", "Say C."]
+    assert page.questions() == ["Say A.", "Say C."]
     assert page.answer() == c
     page.all(".user")[1].find_element("css selector", "[title='Previous version']").click()
-    assert questions(page) == ["Say A.", "Say B."]
+    assert page.questions() == ["Say A.", "Say B."]
     assert page.answer() == b
 
 

@@ -5,18 +5,7 @@ import re
 import numpy as np
 import pytest
 from needs import need
-from page import (
-    CELLS,
-    DROP,
-    KEY,
-    QUESTION,
-    SENTENCES,
-    TEMPLATE,
-    Keys,
-    Page,
-    webdriver,
-    write_haystack,
-)
+from page import CELLS, DROP, KEY, QUESTION, SENTENCES, TEMPLATE, Keys, Page, webdriver
 from serving import running
 
 need("server", "fastapi", "httpx")
@@ -30,11 +19,6 @@ N_CTX = 8192
 def server():
     with running(method="longheads", n_ctx=N_CTX, n_ubatch=256, chat_format=TEMPLATE) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def haystack(tmp_path_factory):
-    return write_haystack(tmp_path_factory.mktemp("files"))
 
 
 def test_the_map_is_that_of_the_server(page, server, haystack):

@@ -1,6 +1,5 @@
 """The settings of the page: what is sent, what is shown where they are empty, and the theme."""
 
-import json
 import re
 from importlib import resources
 
@@ -33,11 +32,6 @@ def kept(page):
     return page.run("return JSON.parse(localStorage['pylongctx:settings'])")
 
 
-def sent(page):
-    asked = [request["request"] for request in page.requests() if request["request"]["url"].endswith("completions")]
-    return json.loads(asked[-1]["postData"])
-
-
 def test_all_samplers_are_sent_as_the_server_takes_them(page):
     field = open_settings(page)
     page.find("#samplers summary").click()
@@ -53,7 +47,7 @@ def test_all_samplers_are_sent_as_the_server_takes_them(page):
     page.find("#settings .primary").click()
     page.ask("It was")
     assert not page.find(".trouble").is_displayed(), page.text(".trouble")
-    body = sent(page)
+    body = page.sent()[-1]
     assert {name: body[name] for name in names} == {name: float(value) for name, value in values.items()}
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     page.reload()
@@ -66,7 +60,7 @@ def test_an_empty_field_shows_what_the_server_does(page):
     assert shown == {"top_k": "17", "temperature": "0.8", "seed": "random", "max_tokens": "all"}
     page.find("#cancel-settings").click()
     page.ask("It was")
-    assert "top_k" not in sent(page)
+    assert "top_k" not in page.sent()[-1]
 
 
 @pytest.mark.parametrize("leave", ["escape", "cancel"])
@@ -103,7 +97,7 @@ def test_thinking_is_turned_off_where_the_template_has_it(page, server):
     field("thinking").send_keys("off")
     page.find("#settings .primary").click()
     page.ask("It was")
-    assert sent(page)["chat_template_kwargs"] == {"enable_thinking": False}
+    assert page.sent()[-1]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_thinking_is_not_offered_by_other_templates(driver):

@@ -1,7 +1,5 @@
 """Versions of answers and questions, answers that go on, answers that repeat themselves, and several at once."""
 
-import json
-
 import pytest
 from needs import need
 from page import COUNT, TEMPLATE, Keys
@@ -18,18 +16,9 @@ def server():
         yield server
 
 
-def questions(page):
-    return [element.text for element in page.all(".user .text")]
-
-
 def turn(page, where, label):
     """Click an arrow of the last message of a kind."""
     page.all(where)[-1].find_element("css selector", f"[title='{label} version']").click()
-
-
-def sent(page):
-    asked = [request["request"] for request in page.requests() if request["request"]["url"].endswith("completions")]
-    return [json.loads(request["postData"]) for request in asked]
 
 
 def test_again_keeps_the_former_answer(page):
@@ -57,21 +46,21 @@ def test_an_edited_message_is_a_branch_and_what_followed_stays(page):
     last = page.ask("it was the worst", 2)
     page.click("Edit")
     page.find(".user textarea").send_keys(" of times", Keys.ENTER)
-    page.until(lambda: questions(page) == ["It was the best of times"])
+    page.until(lambda: page.questions() == ["It was the best of times"])
     page.answered()
-    assert sent(page)[-1]["messages"] == [{"role": "user", "content": "It was the best of times"}]
+    assert page.sent()[-1]["messages"] == [{"role": "user", "content": "It was the best of times"}]
     turn(page, ".user", "Previous")
-    page.until(lambda: questions(page) == ["It was the best", "it was the worst"])
+    page.until(lambda: page.questions() == ["It was the best", "it was the worst"])
     assert page.answer() == last
     page.reload()
-    page.until(lambda: questions(page) == ["It was the best", "it was the worst"])
+    page.until(lambda: page.questions() == ["It was the best", "it was the worst"])
 
 
 def test_escape_leaves_a_message_as_it_was(page):
     page.ask("It was the best")
     page.click("Edit")
     page.find(".user textarea").send_keys(" of times", Keys.ESCAPE)
-    assert questions(page) == ["It was the best"]
+    assert page.questions() == ["It was the best"]
     assert not page.find(".user .versions").is_displayed()
 
 
@@ -84,9 +73,9 @@ def test_an_answer_that_was_cut_goes_on(page, server, monkeypatch):
     assert both.startswith(first)
     page.open(temperature="0", max_tokens="16")
     assert page.ask(TEXT) == both
-    messages = [body["messages"] for body in sent(page)]
+    messages = [body["messages"] for body in page.sent()]
     assert [message["role"] for message in messages[1]] == ["user", "assistant"]
-    assert sent(page)[1]["continue_final_message"] is True
+    assert page.sent()[1]["continue_final_message"] is True
 
 
 def test_a_stopped_answer_goes_on_and_one_that_ended_does_not(page, server, monkeypatch):
@@ -168,13 +157,13 @@ def test_another_conversation_is_answered_at_the_same_time(page, server, monkeyp
     assert page.find("#text").get_property("value") == "more"
     page.find("#new").click()
     page.send("Two")
-    page.until(lambda: questions(page) == ["Two"] and page.answer())
+    page.until(lambda: page.questions() == ["Two"] and page.answer())
     assert len(page.all("#conversations .busy")) == 2
     page.find("#stop").click()
     page.answered()
     assert len(page.all("#conversations .busy")) == 1
     page.find("#conversations li:nth-child(2) button").click()
-    page.until(lambda: questions(page) == ["One"])
+    page.until(lambda: page.questions() == ["One"])
     page.find("#stop").click()
     page.answered()
     assert page.all("#conversations .busy") == []
@@ -186,7 +175,7 @@ def test_who_waits_for_a_sequence_is_told_so(page, server):
         for text in ("One", "Two", "Three"):
             page.find("#new").click()
             page.send(text)
-            page.until(lambda text=text: questions(page) == [text])
+            page.until(lambda text=text: page.questions() == [text])
         assert page.text(".progress") == "Waiting: the server answers another message first"
     page.until(lambda: page.answer())
     page.until(lambda: not page.all("#conversations .busy"))
