@@ -88,7 +88,7 @@ class Model:
             out = self.evict(Layer(q, k, v, method, self.rope, scale)).out
         elif isinstance(method, LongHeads):
             center = self.key_center(i, n_head_kv) if method.position == "full" else None
-            out = attend_longheads(q, k, v, method, self.rope, scale, center)
+            out, _ = attend_longheads(q, k, v, method, self.rope, scale, center)
         else:
             out = np.array([oracle.attend_method(q[p], k, v, p, method, self.rope, scale) for p in range(len(x))])
         return self.linear(out.reshape(len(x), -1), f"blk.{i}.attn_output")

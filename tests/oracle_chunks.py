@@ -313,7 +313,7 @@ def attend_longheads(
     rope: Rope,
     scale: float,
     center: np.ndarray | None = None,
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
     """Attend with every query of a sequence, by the definition of the method; rows are not rounded.
 
     Parameters
@@ -322,21 +322,8 @@ def attend_longheads(
 
     Returns
     -------
-    array ``[n_rows, n_head, head_dim]``
+    array ``[n_rows, n_head, head_dim]``, and the chunks that were read ``[n_rows, n_head, n_chunk]``
     """
-    return read_longheads(q, k, v, method, rope, scale, center)[0]
-
-
-def read_longheads(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    method: LongHeads,
-    rope: Rope,
-    scale: float,
-    center: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the same, and the chunks that were read ``[n_rows, n_head, n_chunk]``."""
     heads = np.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
     layer = Stored(q, k, v, method, rope, scale, is_exact=True, center=center)
     read = layer.choose(layer.summarize())

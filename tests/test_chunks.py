@@ -143,8 +143,8 @@ def test_a_converted_norm_model_equals_the_neox_model_it_came_from():
     case = with_method(chunk_case("convert", n_rows=200), window=80, n_recent=0, **PAPER)
     x = make_inputs(case)
     q, k = (in_the_order_of_keys(part, oracle.NORM) for part in (x.q, x.k))
-    neox = attend_longheads(x.q, x.k, x.v, case.method, oracle.Rope(64, oracle.NEOX), case.scale)
-    norm = attend_longheads(q, k, x.v, case.method, oracle.Rope(64, oracle.NORM), case.scale)
+    neox, _ = attend_longheads(x.q, x.k, x.v, case.method, oracle.Rope(64, oracle.NEOX), case.scale)
+    norm, _ = attend_longheads(q, k, x.v, case.method, oracle.Rope(64, oracle.NORM), case.scale)
     np.testing.assert_allclose(norm, neox, atol=EXACT)
 
 
@@ -185,7 +185,7 @@ def test_stored_segments_attend_like_the_definition(name):
     """Two ways to the same numbers: relative positions without storage, and segments over stored rows."""
     case = BY_NAME[name]
     layer = stored(case, make_inputs(case))
-    want = attend_longheads(layer.q, layer.k, layer.v, case.in_context, layer.rope, case.scale)
+    want, _ = attend_longheads(layer.q, layer.k, layer.v, case.in_context, layer.rope, case.scale)
     assert_same(layer.attend(layer.choose(layer.summarize())), want, 1e-5)
 
 

@@ -6,6 +6,7 @@ by the share of rows that are equal and by the median.
 
 from dataclasses import replace
 
+import model_oracle
 import numpy as np
 import oracle_chunks
 import pytest
@@ -151,8 +152,8 @@ def test_the_number_of_threads_does_not_matter(model_path, tokens, name, n_ubatc
 
 @pytest.mark.parametrize("name", LONGHEADS)
 def test_a_trace_shows_what_the_oracle_chose(model_path, tokens, monkeypatch, name):
-    method, wanted, read = LONGHEADS[name], [], oracle_chunks.read_longheads
-    monkeypatch.setattr(oracle_chunks, "read_longheads", lambda *args: wanted.append(read(*args)) or wanted[-1])
+    method, wanted, attend = LONGHEADS[name], [], oracle_chunks.attend_longheads
+    monkeypatch.setattr(model_oracle, "attend_longheads", lambda *args: wanted.append(attend(*args)) or wanted[-1])
     Model.load(model_path("llama")).logits(tokens[:N], method)
     chunks = choices(model_path("llama"), method.text(), tokens[:N], n_threads=2)[1]
     read = oracle_chunks.as_mask(chunks, -(-N // CHUNK))
