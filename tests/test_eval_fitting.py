@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vocabulary import Words, total
 
-from pylongctx.eval.fitting import MARGIN, fitted, part_around, questions_on_parts
+from pylongctx.eval.fitting import MARGIN, fitted, questions_on_parts
 from pylongctx.eval.task import Sample
 
 
@@ -39,11 +39,11 @@ def test_the_asked_part_stays_at_its_depth(n, data, length):
     words, at = Words(n_bos=1), data.draw(st.integers(0, n - 1))
     parts = [f" p{i}" for i in range(n)]
 
-    def make(part):
-        return Sample("0", "Start:" + "".join(parts[part]), max_tokens=2)
+    def make(part, asked):
+        return Sample("0", "Start:" + "".join(parts[part]), max_tokens=2, facts={"part": part})
 
-    part = part_around(words, make, n, at, length, "here")
-    sample = make(part)
+    (sample,) = questions_on_parts(words, make, parts, at, length, "here", questions=1)
+    part = sample.facts["part"]
     n_kept = part.stop - part.start
     assert total(words, sample) <= length
     assert part.start <= at < part.stop <= n
@@ -53,7 +53,7 @@ def test_the_asked_part_stays_at_its_depth(n, data, length):
 
 def test_a_part_that_does_not_fit_is_an_error():
     with pytest.raises(ValueError, match="here: one part and the answer need 5 tokens; ask for a greater length"):
-        part_around(Words(), lambda part: Sample("0", "a b c", max_tokens=2), 3, 0, 4, "here")
+        questions_on_parts(Words(), lambda part, asked: Sample("0", "a b c", max_tokens=2), "abc", 0, 4, "here", 1)
 
 
 @pytest.mark.parametrize(("at", "count", "length"), [(0, 1, 40), (3, 2, 40), (9, 5, 20), (5, 99, 40), (5, 99, 14)])

@@ -95,45 +95,6 @@ def _kept(vocabulary: Vocabulary, makes: Sequence[Make], document: str, length: 
     return document if len(tokens) <= room else vocabulary.detokenize(tokens[:room])
 
 
-def part_around(
-    vocabulary: Vocabulary, make: Callable[[slice], Sample], n: int, at: int, length: int, where: str
-) -> slice:
-    """Return as many of ``n`` parts as fit into a sample of ``length``, the one at ``at`` at the same depth.
-
-    Parameters
-    ----------
-    make : callable
-        Returns the sample of a range of parts.
-    where : str
-        What an error begins with.
-
-    Raises
-    ------
-    ValueError
-        When the asked part alone does not fit.
-
-    Examples
-    --------
-    >>> from pylongctx.eval.task import ModelVocabulary
-    >>> words = ModelVocabulary(llm)
-    >>> part = part_around(words, lambda part: Sample("0", "abcdefghij"[part]), n=10, at=9, length=4, where="x")
-    >>> part.stop
-    10
-    """
-
-    def around(n_kept: int) -> slice:
-        start = round(at * (n - n_kept) / max(1, n - 1))
-        return slice(start, start + n_kept)
-
-    def size(n_kept: int) -> int:
-        sample = make(around(n_kept))
-        return len(vocabulary.tokens(sample)) + sample.max_tokens
-
-    if (least := size(1)) > length:
-        raise ValueError(f"{where}: one part and the answer need {least} tokens; ask for a greater length")
-    return around(n if size(n) <= length else largest_fit(lambda k: k < n and size(max(1, k)) <= length, n // 2))
-
-
 def questions_on_parts(
     vocabulary: Vocabulary,
     make: Callable[[slice, int], Sample],
@@ -144,6 +105,8 @@ def questions_on_parts(
     questions: int,
 ) -> list[Sample]:
     """Return samples of one text of parts: the first asks for the part at ``at``, the others for evenly spaced ones.
+
+    The text has as many parts as fit, and the one at ``at`` keeps its depth.
 
     Parameters
     ----------
@@ -171,7 +134,25 @@ def questions_on_parts(
     """
     sizes = [len(vocabulary.tokenize(text)) for text in asks] if questions > 1 else [0] * len(asks)
     room = length - (max(sizes) - sizes[at])
-    part = part_around(vocabulary, lambda part: make(part, at), len(asks), at, room, where)
+    part = _part_around(vocabulary, lambda part: make(part, at), len(asks), at, room, where)
     others = [i for i in range(part.start, part.stop) if i != at]
     count = min(questions - 1, len(others))
     return [make(part, i) for i in (at, *(others[(2 * k + 1) * len(others) // (2 * count)] for k in range(count)))]
+
+
+def _part_around(
+    vocabulary: Vocabulary, make: Callable[[slice], Sample], n: int, at: int, length: int, where: str
+) -> slice:
+    """Return as many of ``n`` parts as fit into a sample of ``length``, the one at ``at`` at the same depth."""
+
+    def around(n_kept: int) -> slice:
+        start = round(at * (n - n_kept) / max(1, n - 1))
+        return slice(start, start + n_kept)
+
+    def size(n_kept: int) -> int:
+        sample = make(around(n_kept))
+        return len(vocabulary.tokens(sample)) + sample.max_tokens
+
+    if (least := size(1)) > length:
+        raise ValueError(f"{where}: one part and the answer need {least} tokens; ask for a greater length")
+    return around(n if size(n) <= length else largest_fit(lambda k: k < n and size(max(1, k)) <= length, n // 2))
