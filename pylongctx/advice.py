@@ -167,14 +167,24 @@ def measure(path: str, **options: Any) -> tuple[Speed, Speed]:
 def _timed(path: str, method: str, options: dict[str, Any]) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return seconds of reading SHORT tokens and of a token after them, and of the rest up to LONG and after it."""
     with Llama(path, **{"verbose": False, **options}, method=method, n_ctx=LONG + 4 * STEPS) as llm:
-        text = llm.tokenize(b"The quick brown fox jumps over the lazy dog. " * LONG)[:LONG]
+        text = sample_tokens(llm, LONG)
         llm.prefill(text[:SHORT])  # the first time is slower
         llm.reset()
-        read = [_seconds(partial(llm.prefill, text[:n])) for n in (SHORT, LONG)]
+        read = [prefill_seconds(llm, text[:n]) for n in (SHORT, LONG)]
         write_long = _write(llm, text)
         llm.reset()
         llm.prefill(text[:SHORT])
         return (read[0], _write(llm, text)), (read[1], write_long)
+
+
+def sample_tokens(llm: Llama, n: int) -> list[int]:
+    """Return ``n`` tokens of a text to measure with."""
+    return llm.tokenize(b"The quick brown fox jumps over the lazy dog. " * n)[:n]
+
+
+def prefill_seconds(llm: Llama, tokens: Sequence[int]) -> float:
+    """Return the seconds of a prefill, of which the cached prefix is no part."""
+    return _seconds(partial(llm.prefill, tokens))
 
 
 def _write(llm: Llama, text: Sequence[int]) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 from pylongctx._free import available_cpus
@@ -43,10 +42,8 @@ def _tokens(unit: Unit) -> int:
 
 
 def _speed(model: str) -> float:
+    from pylongctx.advice import prefill_seconds, sample_tokens
     from pylongctx.llama import Llama
 
     with Llama(model, method="full", n_ctx=2 * TRIED, verbose=False) as llm:
-        tokens: Sequence[int] = (llm.tokenize(b"The quick brown fox jumps over the lazy dog. " * TRIED))[:TRIED]
-        start = perf_counter()
-        llm.prefill(list(tokens))
-        return len(tokens) / (perf_counter() - start)
+        return TRIED / prefill_seconds(llm, sample_tokens(llm, TRIED))
