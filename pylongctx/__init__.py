@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pylongctx.engine.documents import Document
     from pylongctx.grammar import LlamaGrammar
     from pylongctx.llama import Llama
+    from pylongctx.model_draft import ModelDraft
+    from pylongctx.ngrams import NgramDraft
     from pylongctx.sampling import (
         LogitsProcessor,
         LogitsProcessorList,
@@ -33,14 +35,7 @@ if TYPE_CHECKING:
         StoppingCriteria,
         StoppingCriteriaList,
     )
-    from pylongctx.speculative import (
-        DraftChain,
-        LlamaDraftModel,
-        LlamaPromptLookupDecoding,
-        ModelDraft,
-        NgramDraft,
-        SelfDraft,
-    )
+    from pylongctx.speculative import DraftChain, LlamaDraftModel, LlamaPromptLookupDecoding, SelfDraft
     from pylongctx.state import LlamaState
 
 __version__ = "0.1.0"
@@ -98,14 +93,9 @@ _LAZY = {
         "StoppingCriteria",
         "StoppingCriteriaList",
     ),
-    "speculative": (
-        "DraftChain",
-        "LlamaDraftModel",
-        "LlamaPromptLookupDecoding",
-        "ModelDraft",
-        "NgramDraft",
-        "SelfDraft",
-    ),
+    "model_draft": ("ModelDraft",),
+    "ngrams": ("NgramDraft",),
+    "speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "SelfDraft"),
     "state": ("LlamaState",),
 }
 

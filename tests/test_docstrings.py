@@ -28,7 +28,7 @@ DOCUMENTED = [
     *(f"pylongctx.eval.{name}" for name in ("limited", "locomo", "longeval", "reuse")),
     *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "rope", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
-    *("pylongctx._tokenizer", "pylongctx.chat.handlers"),
+    *("pylongctx._tokenizer", "pylongctx.chat.handlers", "pylongctx.model_draft", "pylongctx.ngrams"),
     *("pylongctx.completer", "pylongctx.engine.session", "pylongctx.llama", "pylongctx.local", "pylongctx.reading"),
     *("pylongctx.engine.documents", "pylongctx.engine.prefix", "pylongctx.chat.overflow"),
 ]

@@ -122,7 +122,7 @@ def _given(args: argparse.Namespace, names: Mapping[str, str]) -> dict[str, Any]
 
 
 def _ngram(args: argparse.Namespace, kind: str) -> "LlamaDraftModel":
-    from pylongctx.speculative import NgramDraft
+    from pylongctx.ngrams import NgramDraft
 
     sizes = {keyword: f"spec_{kind}_{name}".replace("-", "_") for keyword, name in SIZES.items()}
     return NgramDraft(**_given(args, sizes), most_common=NGRAMS[kind])
@@ -130,7 +130,7 @@ def _ngram(args: argparse.Namespace, kind: str) -> "LlamaDraftModel":
 
 def _model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int) -> "LlamaDraftModel":
     from pylongctx.llama import Llama
-    from pylongctx.speculative import ModelDraft
+    from pylongctx.model_draft import ModelDraft
 
     shared = {name: given[name] for name in ("n_ctx", "n_threads", "n_threads_batch", "verbose") if name in given}
     options = shared | _given(args, OPENED)

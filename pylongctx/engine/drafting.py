@@ -1,8 +1,8 @@
 """Speculative decoding: draft tokens are evaluated in one batch and kept up to the first mismatch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,25 @@ from pylongctx.methods import Method
 
 DraftModel = Callable[..., NDArray[np.int32]]
 Row = NDArray[np.float32]
+Tokens = NDArray[np.int32]
+
+
+class DraftRequest(NamedTuple):
+    """A text for which a draft is wanted.
+
+    Attributes
+    ----------
+    tokens : numpy.ndarray
+        int32 [n], the text.
+    n_max : int
+        Maximum number of draft tokens.
+    session : Session or None
+        The sequence that holds all but the last of the tokens.
+    """
+
+    tokens: Tokens
+    n_max: int
+    session: Session | None = None
 
 
 class Drafting:
@@ -28,6 +47,8 @@ class Drafting:
 
     Attributes
     ----------
+    model : callable
+        The draft model.
     n_drafted, n_accepted : int
         Draft tokens that were evaluated, and how many of them were right.
     n_drafts : int
@@ -35,31 +56,21 @@ class Drafting:
     """
 
     def __init__(self, model: DraftModel) -> None:
-        self._model = model
+        self.model = model
         self._length = DraftLength() if is_adaptive(model) else None
         self._tokens: list[int] = []  # drafted and evaluated, not accepted yet
         self._rows: list[Row] = []  # their logits
         self._n_right = 0  # accepted tokens of the current draft
         self.n_drafted = self.n_accepted = self.n_drafts = 0
 
-    def guess(
-        self, session: Session, tokens: NDArray[np.int32], most: int, times: StepTimes, n_others: int
-    ) -> NDArray[np.int32]:
-        """Return the draft after int32 [n], at most ``most`` tokens, in a step with ``n_others`` other answers.
+    def length(self, most: int, times: StepTimes, n_others: int) -> int:
+        """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""
+        return most if self._length is None else self._length.choose(times, n_others, most)
 
-        ``session`` holds all but the last of the tokens.
-        """
-        more: dict[str, Any] = {}
+    def took(self, drafted: int, seconds: float) -> None:
+        """Record the time that a draft took."""
         if self._length is not None:
-            most = self._length.choose(times, n_others, most)
-            more = {"n_max": most, "session": session}
-        if most <= 0:
-            return tokens[:0]
-        start = perf_counter()
-        draft = np.asarray(self._model(tokens, **more)).astype(np.int32)[:most]
-        if self._length is not None:
-            self._length.took(len(draft), perf_counter() - start)
-        return draft
+            self._length.took(drafted, seconds)
 
     def keep(self, tokens: NDArray[np.int32], rows: Row) -> None:
         """Store evaluated draft tokens and the logits after them, float32 [n, n_vocab]."""
@@ -91,6 +102,45 @@ class Drafting:
     def forget(self) -> None:
         """Discard the draft, since the tokens before it have changed."""
         self._tokens, self._rows = [], []
+
+
+def guess(wanted: Sequence[tuple[Drafting, DraftRequest]]) -> list[Tokens | Exception]:
+    """Return for each request its draft, or the exception of its draft model.
+
+    The texts of one draft model are drafted together, and each draft token has an equal share of the time.
+    """
+    groups: dict[int, list[int]] = {}
+    for i, (drafting, _) in enumerate(wanted):
+        groups.setdefault(id(drafting.model), []).append(i)
+    found: dict[int, Tokens | Exception] = {}
+    for group in groups.values():
+        start = perf_counter()
+        drafts = draft_all(wanted[group[0]][0].model, [wanted[i][1] for i in group])
+        seconds = perf_counter() - start
+        lengths = [0 if isinstance(draft, Exception) else len(draft) for draft in drafts]
+        for i, draft, n in zip(group, drafts, lengths, strict=True):
+            found[i] = draft
+            wanted[i][0].took(n, seconds * n / max(1, sum(lengths)))
+    return [found[i] for i in range(len(wanted))]
+
+
+def draft_all(model: DraftModel, requests: Sequence[DraftRequest]) -> list[Tokens | Exception]:
+    """Return for each text the draft of one draft model, or its exception."""
+    together = getattr(model, "draft_all", None)
+    if together is not None and len(requests) > 1:
+        try:
+            return list(together(requests))
+        except Exception:  # each alone, so that only those that fail have no draft
+            return [_draft(model, request) for request in requests]
+    return [_draft(model, request) for request in requests]
+
+
+def _draft(model: DraftModel, request: DraftRequest) -> Tokens | Exception:
+    more: dict[str, Any] = {"n_max": request.n_max, "session": request.session} if is_adaptive(model) else {}
+    try:
+        return np.asarray(model(request.tokens, **more)).astype(np.int32)[: request.n_max]
+    except Exception as reason:
+        return reason
 
 
 def is_adaptive(model: DraftModel) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.engine.batch import Part, evaluate
 from pylongctx.engine.counters import Counters
 from pylongctx.engine.documents import Documents
 from pylongctx.engine.draft_length import StepTimes
@@ -16,14 +17,12 @@ from pylongctx.engine.loader import Loader
 from pylongctx.engine.pace import Pace
 from pylongctx.engine.readers import Readers, is_missing
 from pylongctx.engine.reuse import Source
-from pylongctx.engine.session import Part, Session, evaluate
-from pylongctx.engine.share import Share, guessed, keep_guess, n_ahead
+from pylongctx.engine.session import Session
+from pylongctx.engine.share import Share, divide, keep_guess
 from pylongctx.engine.slots import Slot, choose, forerunner
 from pylongctx.engine.tracer import Tracer
 from pylongctx.errors import Aborted, ContextFull, DeviceLost, LctxError
 from pylongctx.store.library import Library
-
-ROW_BYTES = 1 << 26  # maximum bytes of logits in a step of a scored prompt
 
 Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
 
@@ -245,7 +244,8 @@ class Engine:
     def step(self) -> bool:
         """Evaluate one batch, and sample a token for every slot after its prefill; returns whether it could run."""
         runs = [(slot, slot.job) for slot in self.slots if slot.job is not None and _can_run(slot.job)]
-        shares = self._shares([(slot, job) for slot, job in runs if self._make_ready(slot, job)])
+        ready = [(slot, job) for slot, job in runs if self._make_ready(slot, job)]
+        shares = divide(ready, self._pace, self._times, self.end)
         if shares:
             started = time.monotonic()
             n_prompt = sum(len(share.part) for share in shares if share.job.is_reading)
@@ -256,26 +256,6 @@ class Engine:
             if not n_prompt:
                 self._times.add(sum(len(share.part) for share in shares), seconds)
         return bool(runs)
-
-    def _shares(self, jobs: list[tuple[Slot, Job]]) -> list[Share]:
-        """Return the tokens that each slot evaluates next: short requests fully, the others with equal shares."""
-        jobs.sort(key=lambda pair: (job := pair[1]).is_reading * len(job.pending))
-        left, shares = self.context.n_step, []
-        n_others = sum(not job.is_reading for _, job in jobs) - 1
-        for i, (slot, job) in enumerate(jobs):
-            if i and job.is_reading and not jobs[i - 1][1].is_reading:  # all answers have their tokens
-                left = min(left, self._pace.most(left))
-            n = min(n_ahead(slot, job), left // (len(jobs) - i))
-            if job.every_row:
-                n = min(n, max(1, ROW_BYTES // (4 * self.context.n_vocab)))
-            part = job.pending[: slot.session.next_step(n)]
-            try:
-                shares.append(guessed(slot, job, part, left // (len(jobs) - i), self._times, n_others))
-            except Exception as reason:  # the draft model failed; other jobs have nothing to do with it
-                self.end(slot, reason)
-            else:
-                left -= len(shares[-1].part)
-        return shares
 
     def _make_ready(self, slot: Slot, job: Job) -> bool:
         """Return True if a job needs a step, after loading from its sources and accepting draft tokens.

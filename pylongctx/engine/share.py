@@ -1,16 +1,24 @@
-"""The share of a job in a step: the first of its pending tokens, and draft tokens."""
+"""The shares of jobs in a step: the first of their pending tokens, and draft tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.engine.draft_length import StepTimes
+from pylongctx.engine.drafting import Drafting, DraftRequest, guess
 from pylongctx.engine.job import Job, Row
+from pylongctx.engine.pace import Pace
 from pylongctx.engine.slots import Slot
 
+ROW_BYTES = 1 << 26  # maximum bytes of logits in a step of a scored prompt
 
-@dataclass
+Jobs = list[tuple[Slot, Job]]
+End = Callable[[Slot, BaseException], None]
+
+
+@dataclass(eq=False)
 class Share:
     """The tokens of a job in a step: the first of its pending tokens, then draft tokens."""
 
@@ -32,22 +40,66 @@ class Share:
         return self.n_guess + int(self.n_own == len(self.job.pending))
 
 
-def n_ahead(slot: Slot, job: Job) -> int:
-    """Return how many pending tokens come before the next piece of a source."""
-    n = len(job.pending)
-    return min(n, job.pieces[0].first - slot.session.n_tokens) if job.pieces and job.is_reading else n
+def divide(jobs: Jobs, pace: Pace, times: StepTimes, end: End) -> list[Share]:
+    """Return the tokens that each slot evaluates next: those of answers first, then those of prompts.
+
+    Short prompts are evaluated fully, the others have equal shares. Answers are drafted together; ``end`` ends jobs
+    whose draft model fails.
+    """
+    if not jobs:
+        return []
+    jobs = sorted(jobs, key=lambda pair: (job := pair[1]).is_reading * len(job.pending))
+    left = jobs[0][0].session.context.n_step
+    room = left // len(jobs)
+    shares = [_share(slot, job, room) for slot, job in jobs if not job.is_reading]
+    n_answers = len(shares)
+    shares = _drafted(shares, room, times, end)
+    left -= sum(len(share.part) for share in shares)
+    if shares and n_answers < len(jobs):
+        left = min(left, pace.most(left))
+    for i, (slot, job) in enumerate(jobs[n_answers:]):
+        shares.append(_share(slot, job, left // (len(jobs) - n_answers - i)))
+        left -= len(shares[-1].part)
+    return shares
 
 
-def guessed(slot: Slot, job: Job, part: NDArray[np.int32], most: int, times: StepTimes, n_others: int) -> Share:
-    """Return the share of a job, with draft tokens after a token of the answer, at most ``most`` tokens in all."""
-    session = slot.session
-    if job.draft is None or len(part) != 1 or len(job.pending) != 1 or not session.n_tokens:
-        return Share(slot, job, part)
-    known = np.concatenate([session.tokens, part])
-    room = min(session.n_ctx - len(known), most - 1, (job.limit or session.n_ctx) - job.n_generated - 1)
-    guess = session.model.check_tokens(job.draft.guess(session, known, room, times, n_others), allow_empty=True)
-    n = session.next_step(1 + len(guess)) - 1
-    return Share(slot, job, np.concatenate([part, guess[:n]]), n)
+def _share(slot: Slot, job: Job, most: int) -> Share:
+    """Return at most ``most`` of the pending tokens, up to the next piece of a source."""
+    n = min(len(job.pending), most)
+    if job.pieces and job.is_reading:
+        n = min(n, job.pieces[0].first - slot.session.n_tokens)
+    if job.every_row:
+        n = min(n, max(1, ROW_BYTES // (4 * slot.session.context.n_vocab)))
+    return Share(slot, job, job.pending[: slot.session.next_step(n)])
+
+
+def _drafted(shares: list[Share], room: int, times: StepTimes, end: End) -> list[Share]:
+    """Return the shares of answers with draft tokens, at most ``room`` tokens each."""
+    wanted = {share: request for share in shares if (request := _request(share, room, times, len(shares) - 1))}
+    for share, draft in zip(wanted, guess(list(wanted.values())), strict=True):
+        session = share.slot.session
+        try:
+            if isinstance(draft, Exception):
+                raise draft
+            draft = session.model.check_tokens(draft, allow_empty=True)
+        except Exception as reason:  # the draft model failed; other jobs have nothing to do with it
+            end(share.slot, reason)
+            shares.remove(share)
+            continue
+        share.n_guess = session.next_step(1 + len(draft)) - 1
+        share.part = np.concatenate([share.part, draft[: share.n_guess]])
+    return shares
+
+
+def _request(share: Share, room: int, times: StepTimes, n_others: int) -> tuple[Drafting, DraftRequest] | None:
+    """Return what is wanted as a draft after a token of an answer; None: nothing."""
+    session, job = share.slot.session, share.job
+    if job.draft is None or len(share.part) != 1 or len(job.pending) != 1 or not session.n_tokens:
+        return None
+    known = np.concatenate([session.tokens, share.part])
+    most = min(session.n_ctx - len(known), room - 1, (job.limit or session.n_ctx) - job.n_generated - 1)
+    most = job.draft.length(most, times, n_others)
+    return (job.draft, DraftRequest(known, most, session)) if most > 0 else None
 
 
 def keep_guess(share: Share, rows: Row) -> Row:
