@@ -42,65 +42,87 @@ def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("serve", description=__doc__, epilog=EPILOG, allow_abbrev=False)
     options = Options(parser, "server")
-    add = options.add
-    add("--host", metavar="IP", env="LLAMA_ARG_HOST", help=f"address to listen on ({HOST}: this machine only)")
-    add("--port", parse=integer, env="LLAMA_ARG_PORT", help=f"port ({PORT})")
-    add_router_options(options)
-    add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
-    add("--tags", metavar="A,B", env="LLAMA_ARG_TAGS", help="tags of the model, for /v1/models (none)")
-    options.several("--api-key", metavar="KEY", help=f"API key; cached prefixes are not shared between keys [{KEY}]")
-    add("--api-key-file", parse=file_text, metavar="FILE", help="API keys from a file, one per line")
-    options.several("--allowed-hosts", metavar="NAME", help="accepted Host names, * for any (localhost, addresses)")
-    names = ("--cors-origin", "--cors-origins")
-    options.several(
-        *names, metavar="URL", help="web pages that may send requests; localhost: pages of this machine, *: all (none)"
-    )
-    add("--queue", parse=integer, help="maximum requests waiting for a sequence (64)")
-    add("--max-body", parse=integer, metavar="MIB", help="maximum request size in MiB (64)")
-    add("--document-cache", parse=integer, metavar="MIB", help="maximum MiB of prefilled documents (2048)")
-    what = "unsupported fields: name them in a header and the log, or refuse the request (warn)"
-    add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=what)
-    add("--stall", parse=number, metavar="SECONDS", help="time without progress after which /health fails (120)")
-    what = "longest step while answers are generated during a prefill; 0: no limit (150)"
-    add("--step-ms", parse=number, metavar="MS", help=what)
-    env = "LLAMA_ARG_SLOT_SAVE_PATH"
-    add("--slot-save-path", metavar="FOLDER", env=env, help="folder where /slots saves sequences (none)")
-    add(
-        "--grace",
-        parse=number,
-        metavar="SECONDS",
-        help="time for running requests to finish when the server stops (10)",
-    )
-    env = "LLAMA_ARG_EMBEDDINGS"
-    options.switch("--embedding", "--embeddings", env=env, help="also serve /v1/embeddings", dest="embeddings")
-    env, help = "LLAMA_ARG_RERANKING", "also serve /v1/rerank, for models with a classification head"
-    options.switch("--rerank", "--reranking", env=env, help=help, dest="reranking")
-    env = "LLAMA_ARG_POOLING"
-    add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help="pooling of embeddings (the model's)")
-    env = "LLAMA_ARG_ENDPOINT_SLOTS"
-    options.switch("--slots", off=("--no-slots",), env=env, help="show the state of sequences at /slots (on)")
-    help = "put the suffix before the prefix in /infill (off)"
-    options.switch("--spm-infill", help=help, dest="spm_infill")
-    off = ("--no-ui", "--no-webui")
-    options.switch("--ui", "--webui", off=off, env="LLAMA_ARG_UI", help="serve the chat page (on)", dest="page")
-    env, help = (
-        "LLAMA_ARG_CACHE_PROMPT",
-        "reuse cached prefixes of earlier requests, unless a request says otherwise (on)",
-    )
-    options.switch("--cache-prompt", off=("--no-cache-prompt",), env=env, help=help, dest="cache_prompt")
-    env, help = "LLAMA_ARG_PREFILL_ASSISTANT", "continue a last message of the assistant (on)"
-    options.switch("--prefill-assistant", off=("--no-prefill-assistant",), env=env, help=help, dest="prefill_assistant")
-    env, help = "LLAMA_ARG_THINK", "reasoning: in a separate field (auto, deepseek), or part of the answer (none)"
-    add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
-    options.switch(
-        "-e", "--escape", off=("--no-escape",), help="process escapes such as \\n in options (on)", dest="escape"
-    )
+    _add_address(options)
+    _add_access(options)
+    _add_limits(options)
+    _add_embeddings(options)
+    _add_routes(options)
+    _add_answers(options)
     add_web_options(options)
     refuse_server_options(options)
     add_llama_options(parser)
     add_template_options(parser)
     add_sampling_options(parser)
     parser.set_defaults(run=run)
+
+
+def _add_address(options: Options) -> None:
+    """Add where the server listens, and what it serves there."""
+    add = options.add
+    add("--host", metavar="IP", env="LLAMA_ARG_HOST", help=f"address to listen on ({HOST}: this machine only)")
+    add("--port", parse=integer, env="LLAMA_ARG_PORT", help=f"port ({PORT})")
+    add_router_options(options)
+    add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
+    add("--tags", metavar="A,B", env="LLAMA_ARG_TAGS", help="tags of the model, for /v1/models (none)")
+
+
+def _add_access(options: Options) -> None:
+    """Add who may send requests."""
+    options.several("--api-key", metavar="KEY", help=f"API key; cached prefixes are not shared between keys [{KEY}]")
+    options.add("--api-key-file", parse=file_text, metavar="FILE", help="API keys from a file, one per line")
+    options.several("--allowed-hosts", metavar="NAME", help="accepted Host names, * for any (localhost, addresses)")
+    help = "web pages that may send requests; localhost: pages of this machine, *: all (none)"
+    options.several("--cors-origin", "--cors-origins", metavar="URL", help=help)
+
+
+def _add_limits(options: Options) -> None:
+    """Add limits of requests, memory and time."""
+    add = options.add
+    add("--queue", parse=integer, help="maximum requests waiting for a sequence (64)")
+    add("--max-body", parse=integer, metavar="MIB", help="maximum request size in MiB (64)")
+    add("--document-cache", parse=integer, metavar="MIB", help="maximum MiB of prefilled documents (2048)")
+    help = "unsupported fields: name them in a header and the log, or refuse the request (warn)"
+    add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=help)
+    add("--stall", parse=number, metavar="SECONDS", help="time without progress after which /health fails (120)")
+    help = "longest step while answers are generated during a prefill; 0: no limit (150)"
+    add("--step-ms", parse=number, metavar="MS", help=help)
+    env = "LLAMA_ARG_SLOT_SAVE_PATH"
+    add("--slot-save-path", metavar="FOLDER", env=env, help="folder where /slots saves sequences (none)")
+    help = "time for running requests to finish when the server stops (10)"
+    add("--grace", parse=number, metavar="SECONDS", help=help)
+
+
+def _add_embeddings(options: Options) -> None:
+    """Add embeddings and reranking."""
+    env = "LLAMA_ARG_EMBEDDINGS"
+    options.switch("--embedding", "--embeddings", env=env, help="also serve /v1/embeddings", dest="embeddings")
+    env, help = "LLAMA_ARG_RERANKING", "also serve /v1/rerank, for models with a classification head"
+    options.switch("--rerank", "--reranking", env=env, help=help, dest="reranking")
+    env, help = "LLAMA_ARG_POOLING", "pooling of embeddings (the model's)"
+    options.add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help=help)
+
+
+def _add_routes(options: Options) -> None:
+    """Add what single routes do."""
+    env = "LLAMA_ARG_ENDPOINT_SLOTS"
+    options.switch("--slots", off=("--no-slots",), env=env, help="show the state of sequences at /slots (on)")
+    help = "put the suffix before the prefix in /infill (off)"
+    options.switch("--spm-infill", help=help, dest="spm_infill")
+    off = ("--no-ui", "--no-webui")
+    options.switch("--ui", "--webui", off=off, env="LLAMA_ARG_UI", help="serve the chat page (on)", dest="page")
+
+
+def _add_answers(options: Options) -> None:
+    """Add how requests are answered."""
+    switch = options.switch
+    env, off = "LLAMA_ARG_CACHE_PROMPT", ("--no-cache-prompt",)
+    help = "reuse cached prefixes of earlier requests, unless a request says otherwise (on)"
+    switch("--cache-prompt", off=off, env=env, help=help, dest="cache_prompt")
+    env, help = "LLAMA_ARG_PREFILL_ASSISTANT", "continue a last message of the assistant (on)"
+    switch("--prefill-assistant", off=("--no-prefill-assistant",), env=env, help=help, dest="prefill_assistant")
+    env, help = "LLAMA_ARG_THINK", "reasoning: in a separate field (auto, deepseek), or part of the answer (none)"
+    options.add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
+    switch("-e", "--escape", off=("--no-escape",), help="process escapes such as \\n in options (on)", dest="escape")
 
 
 def run(args: argparse.Namespace) -> int:
