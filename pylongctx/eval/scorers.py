@@ -12,15 +12,9 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
+from pylongctx.eval.wording import bare_words, chinese_words, final_digits, first_line_of_code, readable
+
 ARTICLES = re.compile(r"\b(a|an|the)\b")
-CONTROL = re.compile(r"[\x00-\x1f]")
-CHINESE_PUNCTUATION = (
-    "\uff01\uff1f\uff61\u3002\uff02\uff03\uff04\uff05\uff06\uff07\uff08\uff09\uff0a\uff0b\uff0c\uff0d\uff0f\uff1a"
-    "\uff1b\uff1c\uff1d\uff1e\uff20\uff3b\uff3c\uff3d\uff3e\uff3f\uff40\uff5b\uff5c\uff5d\uff5e\uff5f\uff60\uff62"
-    "\uff63\uff64\u3001\u3003\u300b\u300c\u300d\u300e\u300f\u3010\u3011\u3014\u3015\u3016\u3017\u3018\u3019\u301a"
-    "\u301b\u301c\u301d\u301e\u301f\u3030\u303e\u303f\u2013\u2014\u2018\u2019\u201b\u201c\u201d\u201e\u201f\u2026"
-    "\u2027\ufe4f."
-)
 CHOICES = "ABCD"
 
 
@@ -108,10 +102,6 @@ def word_overlap(prediction: str, answers: Sequence[str]) -> float:
 # ---- RULER ----
 
 
-def _readable(prediction: str) -> str:
-    return CONTROL.sub("\n", prediction.strip()).strip().lower()
-
-
 def string_match_all(prediction: str, answers: Sequence[str]) -> float:
     """Return the share of the answers that the prediction contains.
 
@@ -120,7 +110,7 @@ def string_match_all(prediction: str, answers: Sequence[str]) -> float:
     >>> round(string_match_all("It was Ann and Bob.", ["Ann", "Bob", "Eve"]), 2)
     0.67
     """
-    text = _readable(prediction)
+    text = readable(prediction)
     return mean(answer.lower() in text for answer in answers)
 
 
@@ -132,7 +122,7 @@ def string_match_part(prediction: str, answers: Sequence[str]) -> float:
     >>> string_match_part("It was Ann.", ["Ann", "Bob"])
     1.0
     """
-    text = _readable(prediction)
+    text = readable(prediction)
     return float(any(answer.lower() in text for answer in answers))
 
 
@@ -175,11 +165,6 @@ def qa_f1(prediction: str, answers: Sequence[str]) -> float:
     return max(token_f1(said, normalize(answer).split()) for answer in answers)
 
 
-def _chinese_words(text: str) -> list[str]:
-    words: Iterable[str] = package("jieba").cut(text, cut_all=False)
-    return list(words)
-
-
 def qa_f1_zh(prediction: str, answers: Sequence[str]) -> float:
     """Return the F1 of the words that jieba finds, punctuation left out; the best answer counts.
 
@@ -188,14 +173,9 @@ def qa_f1_zh(prediction: str, answers: Sequence[str]) -> float:
     >>> qa_f1_zh("\u5317\u4eac", ["\u5317\u4eac"])
     1.0
     """
-    dropped = frozenset(string.punctuation + CHINESE_PUNCTUATION)
-
-    def words(text: str) -> list[str]:
-        bare = ("".join("".join(c for c in w.lower() if c not in dropped).split()) for w in _chinese_words(text))
-        return [word for word in bare if word]
-
-    said = words(prediction)
-    return max(token_f1(said, words(answer)) for answer in answers)
+    jieba = package("jieba")
+    said = bare_words(jieba, prediction)
+    return max(token_f1(said, bare_words(jieba, answer)) for answer in answers)
 
 
 def rouge_l(prediction: str, answers: Sequence[str]) -> float:
@@ -225,7 +205,8 @@ def rouge_l_zh(prediction: str, answers: Sequence[str]) -> float:
     >>> rouge_l_zh("\u5317\u4eac", ["\u5317\u4eac"]) > 0.99
     True
     """
-    return rouge_l(" ".join(_chinese_words(prediction)), [" ".join(_chinese_words(answer)) for answer in answers])
+    jieba = package("jieba")
+    return rouge_l(" ".join(chinese_words(jieba, prediction)), [" ".join(chinese_words(jieba, a)) for a in answers])
 
 
 def classification(prediction: str, answers: Sequence[str], classes: Sequence[str]) -> float:
@@ -277,8 +258,7 @@ def code_similarity(prediction: str, answers: Sequence[str]) -> float:
     >>> code_similarity("return x", ["return y"])
     0.88
     """
-    lines = (line for line in prediction.lstrip("\n").split("\n") if not re.search("`|#|//", line))
-    line, fuzz = next(lines, ""), package("rapidfuzz.fuzz")
+    line, fuzz = first_line_of_code(prediction), package("rapidfuzz.fuzz")
     return max(float(round(fuzz.ratio(line, answer))) / 100 for answer in answers)
 
 
@@ -346,15 +326,8 @@ def same_number(prediction: str, answers: Sequence[str]) -> float:
     >>> same_number("5 + 13 = 18. The answer is $18.00", ["18"])
     1.0
     """
-    said = _final_digits(prediction)
-    return float(bool(said) and any(int(said) == int(_final_digits(answer) or -1) for answer in answers))
-
-
-def _final_digits(text: str) -> str:
-    given = re.search(r"The answer is (\S+)", text)
-    words = [given.group(1)] if given else reversed(text.split("\n\n")[0].split(" "))
-    word = next((word for word in words if re.search(r"\d", word)), "")
-    return re.sub(r"\D", "", word.split(".")[0])
+    said = final_digits(prediction)
+    return float(bool(said) and any(int(said) == int(final_digits(answer) or -1) for answer in answers))
 
 
 def contained(prediction: str, answers: Sequence[str]) -> float:
