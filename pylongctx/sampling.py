@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pylongctx._lib import error, ffi, in_buffer, lib, out_buffer, text
 from pylongctx.engine.model import Model
 from pylongctx.guide import Guide
+from pylongctx.samplers import SAMPLERS, sampler_names
 
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 Processors = LogitsProcessor | list[LogitsProcessor] | None
@@ -24,20 +25,6 @@ TOO_SLOW = -2  # of lctx_sampler_sample
 LARGEST = float(np.finfo(np.float32).max)
 MOST_BREAKERS, BREAKER_BYTES = 64, 40
 
-# names and letters of llama.cpp's samplers, in its order
-SAMPLERS = {
-    "penalties": "e",
-    "dry": "d",
-    "top_n_sigma": "s",
-    "top_k": "k",
-    "typ_p": "y",
-    "top_p": "p",
-    "min_p": "m",
-    "xtc": "x",
-    "temperature": "t",
-    "adaptive_p": "a",
-}
-OTHER_NAMES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p"}
 # minimum and maximum
 BOUNDS = {
     "xtc_probability": (0, 1),
@@ -209,33 +196,6 @@ class SamplingParams:
         return None if self.samplers is None else "".join(SAMPLERS[name] for name in self.samplers)
 
 
-def sampler_names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return samplers by the names of ``SAMPLERS``, from llama.cpp's letters or its names and their other spellings.
-
-    Examples
-    --------
-    >>> sampler_names(["top-k", "temp"])
-    ('top_k', 'temperature')
-    """
-    letters = {letter: name for name, letter in SAMPLERS.items()}
-    found: list[str] = []
-    for one in given:
-        name = letters.get(one) if isinstance(given, str) else sampler_name(one)
-        if name is None:
-            choices = ", ".join(f"{name} ({letter})" for name, letter in SAMPLERS.items())
-            raise ValueError(f"samplers: there is no {str(one)[:40]!r}; there are {choices}")
-        if name in found:
-            raise ValueError(f"samplers: {name} is given twice")
-        found.append(name)
-    return tuple(found)
-
-
-def sampler_name(given: Any) -> str | None:
-    """Return the name in ``SAMPLERS`` for llama.cpp's name or another spelling; None: there is none."""
-    word = str(given).lower().replace("_", "").replace("-", "")
-    return ({name.replace("_", ""): name for name in SAMPLERS} | OTHER_NAMES).get(word)
-
-
 def check_breakers(breakers: Sequence[str]) -> None:
     """Raise ValueError for invalid sequence breakers of DRY."""
     if isinstance(breakers, str) or not all(isinstance(one, str) for one in breakers):
@@ -275,31 +235,12 @@ class Sampler:
         constraint: str | None = None,
         before: Sequence[int] | NDArray[np.int32] = (),
     ) -> None:
-        settings = ffi.new("lctx_sampler_params *")
-        lib.lctx_sampler_params_default(settings)
-        for key, value in params.settings().items():
-            try:
-                setattr(settings, key, value)
-            except (TypeError, OverflowError) as reason:
-                raise type(reason)(f"{key}: {reason}") from None
-        # These must stay alive until lctx_sampler_create has copied them.
-        names = None if params.letters is None else ffi.new("char[]", params.letters.encode())
-        settings.samplers = ffi.NULL if names is None else names
-        if params.dry_multiplier and params.dry_penalty_last_n:
-            texts = [ffi.new("char[]", one.encode()) for one in params.dry_sequence_breakers]
-            breakers = ffi.new("char *[]", texts)
-            settings.n_dry_breakers, settings.dry_breakers = len(texts), breakers
-            seen = model.check_tokens(before[-params.dry_penalty_last_n :], allow_empty=True)
-            settings.n_before = len(seen)
-            settings.before = in_buffer("before", seen, np.int32) if len(seen) else ffi.NULL
-        tokens = model.check_tokens((int(token) for token in params.logit_bias), allow_empty=True)
-        values = np.array([float(bias) for bias in params.logit_bias.values()], np.float32)
-        if len(tokens):
-            settings.n_logit_bias = len(tokens)
-            settings.logit_bias_tokens = in_buffer("logit_bias", tokens, np.int32)
-            settings.logit_bias_values = in_buffer("logit_bias", values, np.float32)
+        settings = _numbers(params)
+        # lctx_sampler_create copies what these hold
+        held = _order(settings, params), _repetitions(settings, params, model, before), _bias(settings, params, model)
         of_model = model.handle
         handle = lib.lctx_sampler_create(of_model, settings)
+        del held
         if not handle:
             raise MemoryError("the sampler cannot be created")
         self._handle = ffi.gc(handle, partial(_free, of_model))
@@ -353,6 +294,51 @@ class Sampler:
             raise error(status, "no token was sampled yet")
         with np.errstate(divide="ignore"):
             return np.log(probs)
+
+
+def _numbers(params: SamplingParams) -> Any:
+    """Return a ``lctx_sampler_params`` with all plain numbers."""
+    settings = ffi.new("lctx_sampler_params *")
+    lib.lctx_sampler_params_default(settings)
+    for key, value in params.settings().items():
+        try:
+            setattr(settings, key, value)
+        except (TypeError, OverflowError) as reason:
+            raise type(reason)(f"{key}: {reason}") from None
+    return settings
+
+
+def _order(settings: Any, params: SamplingParams) -> Any:
+    """Set the samplers that run; returns what the settings point to."""
+    letters = ffi.NULL if params.letters is None else ffi.new("char[]", params.letters.encode())
+    settings.samplers = letters
+    return letters
+
+
+def _repetitions(
+    settings: Any, params: SamplingParams, model: Model, before: Sequence[int] | NDArray[np.int32]
+) -> tuple[Any, ...]:
+    """Set what DRY searches, and its breakers; returns what the settings point to."""
+    if not (params.dry_multiplier and params.dry_penalty_last_n):
+        return ()
+    texts = [ffi.new("char[]", one.encode()) for one in params.dry_sequence_breakers]
+    breakers = ffi.new("char *[]", texts)
+    settings.n_dry_breakers, settings.dry_breakers = len(texts), breakers
+    seen = model.check_tokens(before[-params.dry_penalty_last_n :], allow_empty=True)
+    settings.n_before = len(seen)
+    settings.before = in_buffer("before", seen, np.int32) if len(seen) else ffi.NULL
+    return texts, breakers, seen
+
+
+def _bias(settings: Any, params: SamplingParams, model: Model) -> tuple[Any, ...]:
+    """Set the bias of tokens; returns what the settings point to."""
+    tokens = model.check_tokens((int(token) for token in params.logit_bias), allow_empty=True)
+    values = np.array([float(bias) for bias in params.logit_bias.values()], np.float32)
+    if len(tokens):
+        settings.n_logit_bias = len(tokens)
+        settings.logit_bias_tokens = in_buffer("logit_bias", tokens, np.int32)
+        settings.logit_bias_values = in_buffer("logit_bias", values, np.float32)
+    return tokens, values
 
 
 def _free(model: Any, handle: Any) -> None:

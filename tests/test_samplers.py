@@ -11,7 +11,8 @@ from needs import lacks
 
 from pylongctx.engine.model import Model
 from pylongctx.options import SamplerOptions
-from pylongctx.sampling import SAMPLERS, Sampler, SamplingParams, sampler_names
+from pylongctx.samplers import SAMPLERS, sampler_names
+from pylongctx.sampling import Sampler, SamplingParams
 
 N_STEPS = 200
 

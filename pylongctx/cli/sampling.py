@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx.cli.arguments import Options, file_text, integer, json_object, number, on_off_auto
 from pylongctx.cli.options import one
+from pylongctx.samplers import sampler_names
 
 if TYPE_CHECKING:
     from pylongctx.grammar import LlamaGrammar
@@ -199,14 +200,10 @@ def _predict(text: str) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    from pylongctx.sampling import sampler_names  # loads the library
-
     return sampler_names([name.strip() for name in text.split(";")])
 
 
 def _letters(text: str) -> tuple[str, ...]:
-    from pylongctx.sampling import sampler_names
-
     return sampler_names(text)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from pylongctx.options import AnswerOptions
-from pylongctx.sampling import sampler_name
+from pylongctx.samplers import sampler_name
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import Fields, Open, Unserved
 from pylongctx.serve.host import Host, Prompt
