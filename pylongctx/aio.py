@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, overload
 
 from pylongctx.chat.types import ChatChunk, ChatCompletion
-from pylongctx.completer import Prompt, are_prompts
 from pylongctx.completion import Completion, choices_of
 from pylongctx.engine.job import Cancelled
 from pylongctx.engine.thread import EngineThread
 from pylongctx.options import Messages
+from pylongctx.request import Prompt, are_prompts
 from pylongctx.serve.host import Host
 from pylongctx.serve.ticket import Ticket
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-import numpy as np
-
-from pylongctx import completion
 from pylongctx._arguments import check_count
 from pylongctx.chat import response
 from pylongctx.chat.handlers import Handler, registered_handler
@@ -21,30 +16,24 @@ from pylongctx.chat.request import text_size
 from pylongctx.chat.template import ChatTemplate, Rendered, Templates
 from pylongctx.chat.tokens import tokens_of
 from pylongctx.chat.types import ChatChunk, ChatCompletion
-from pylongctx.completion import Completion, Generation, StopFilter
-from pylongctx.engine.overflow import halves
+from pylongctx.completion import Generation, StopFilter
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
 from pylongctx.options import AnswerOptions, FunctionChoice, Grammar, Messages, ToolChoice, flattened
-from pylongctx.sampling import MinTokensLogitsProcessor, Sampler, SamplingParams, SeedSequence
+from pylongctx.request import job_of, sampling_params, stop_words
+from pylongctx.sampling import Sampler
+from pylongctx.text_completer import TextCompleter
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from openai.types.chat import ChatCompletion as OpenAICompletion
     from openai.types.chat import ChatCompletionChunk as OpenAIChunk
     from typing_extensions import Unpack
 
-    from pylongctx.engine.job import Job
     from pylongctx.engine.model import Model
-    from pylongctx.options import ChatOptions, CompletionOptions
+    from pylongctx.options import ChatOptions
     from pylongctx.sampling import Processors, StoppingCriteria
 
-Prompt = str | Sequence[int]  # a text, or tokens
-Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
-
-# fields of SamplingParams that are arguments of the same name
-SETTINGS = SamplingParams.__dataclass_fields__.keys() - {"seed", "penalty_last_n", "logit_bias"}
 # keywords that llama_cpp's chat handlers do not accept
 OURS = (
     "stopping_criteria",
@@ -60,11 +49,10 @@ TEMPLATE = {
     "chat_template_kwargs": None,
     "parse_special": False,
 }
-INFILL = "infill prompts differ between models: write the prompt yourself, and pass it without suffix"
 
 
-class Completer:
-    """Answers requests with OpenAI's response dicts, independent of slots and HTTP.
+class Completer(TextCompleter):
+    """A TextCompleter that also answers conversations.
 
     Parameters
     ----------
@@ -97,203 +85,10 @@ class Completer:
         chat_handler: Handler | None = None,
         prefills: bool = False,
     ) -> None:
+        super().__init__(model, source, name, seed, last_n_tokens_size)
         self.prefills = prefills
-        self.last_n_tokens_size = check_count("last_n_tokens_size", last_n_tokens_size, 0)
         self.chat_handler = chat_handler
-        self._model = model
-        self._source = source
-        self._name = name
         self._templates = templates
-        self.set_seed(seed)
-
-    def set_seed(self, seed: int | None) -> None:
-        """Seed the sampler of the next run; -1 and None are random.
-
-        Examples
-        --------
-        >>> llm.set_seed(7)
-        """
-        self._seeds = SeedSequence(seed)
-
-    # ---- text ----
-
-    @overload
-    def create_completion(
-        self, prompt: Prompt | Sequence[Prompt], *, stream: Literal[False] = False, **options: Unpack[CompletionOptions]
-    ) -> Completion: ...
-    @overload
-    def create_completion(
-        self, prompt: Prompt | Sequence[Prompt], *, stream: Literal[True], **options: Unpack[CompletionOptions]
-    ) -> Iterator[Completion]: ...
-    @overload
-    def create_completion(
-        self, prompt: Prompt | Sequence[Prompt], *, stream: bool, **options: Unpack[CompletionOptions]
-    ) -> Completion | Iterator[Completion]: ...
-
-    def create_completion(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        suffix: str | None = None,
-        max_tokens: int | None = 16,
-        temperature: float = 0.8,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        logprobs: int | None = None,
-        echo: bool = False,
-        stop: str | list[str] | None = [],  # noqa: B006 - the default of llama_cpp, never changed
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
-        top_k: int = 40,
-        stream: bool = False,
-        seed: int | None = None,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        model: str | None = None,
-        stopping_criteria: StoppingCriteria | None = None,
-        logits_processor: Processors = None,
-        grammar: Grammar | None = None,
-        logit_bias: Mapping[int, float] | None = None,
-        **more: Unpack[AnswerOptions],
-    ) -> Completion | Iterator[Completion]:
-        """Complete a prompt; returns OpenAI's response dict, or with ``stream`` an iterator of chunks.
-
-        Parameters
-        ----------
-        prompt : str or list of int, or a list of them
-            Text, or tokens that are used unchanged. A list of prompts: one completion with a choice for each, see
-            ``complete_many``.
-        suffix : str or None
-            Not supported: raises NotImplementedError.
-        max_tokens : int or None
-            Maximum tokens to generate; None or <= 0: until the context is full. Only ``overflow="evict_middle"`` can
-            generate more than fit: it evicts the older half of the text, except its first tokens.
-        temperature, top_p, min_p, typical_p, top_k
-            Sampling; ``temperature=0`` is greedy, ``top_k=0`` considers all tokens.
-        logprobs : int or None
-            Return the log-probability of each token and of the ``logprobs`` most likely ones, before sampling
-            changes them. With ``echo`` also those of the prompt, for which the whole prompt is evaluated again;
-            the first token has one only if a BOS token precedes it.
-        echo : bool
-            Prepend the prompt to the text.
-        stop : str or list of str or None
-            Strings that end the completion; they are not returned, not even in part.
-        frequency_penalty, presence_penalty, repeat_penalty
-            Penalties for the last ``last_n_tokens_size`` generated tokens.
-        stream : bool
-            Yield chunks as they are generated; the last one has ``usage``.
-        seed : int or None
-            Seed of this call; None: derived from the object's seed, which is random unless given.
-        tfs_z
-            No effect: llama.cpp removed it.
-        mirostat_mode, mirostat_tau, mirostat_eta
-            Mirostat sampling: version (0: off), target entropy, learning rate.
-        model : str or None
-            The model's name in the response.
-        stopping_criteria : callable or None
-            Ends the completion when ``criteria(input_ids, logits)`` is true.
-        logits_processor : callable or list of callable or None
-            Changes the logits before each token, ``processor(input_ids, logits)``.
-        grammar : LlamaGrammar or str or None
-            Constrains the completion, see ``LlamaGrammar``.
-        logit_bias : dict or None
-            Values to add to the logits of tokens.
-        **more
-            llama.cpp's other samplers (XTC, DRY, top-n-sigma, dynamic temperature, adaptive-p) and their order, see
-            ``SamplerOptions`` and ``SamplingParams``. All are off by default.
-            ``min_tokens``: minimum tokens of the answer. ``stop_token_ids``: tokens that end
-            the answer and are not part of it.
-
-        Raises
-        ------
-        ValueError
-            When the prompt is empty or does not fit the context (PromptTooLong).
-        NotImplementedError
-            For ``suffix``.
-
-        Examples
-        --------
-        >>> done = llm.create_completion("It was the best of", max_tokens=2, temperature=0)
-        >>> done["usage"]["completion_tokens"]
-        2
-        >>> chunks = llm.create_completion("It was", max_tokens=2, stream=True)
-        >>> list(chunks)[-1]["choices"][0]["finish_reason"]
-        'length'
-        """
-        given = flattened(locals(), "stream", "model", more_of=AnswerOptions)
-        if are_prompts(prompt):
-            if stream:
-                raise ValueError("stream=True takes one prompt, not a list: use complete_many or AsyncLlama")
-            return completion.choices_of(self.complete_many(given.pop("prompt"), model=model, **given))
-        chunks = completion.stream(self.generation(**given), self._name if model is None else model)
-        if stream:
-            return self._steps(chunks)
-        with self._source.turn():
-            return completion.collect(chunks, logprobs is not None)
-
-    __call__ = create_completion
-
-    def complete_many(
-        self,
-        prompts: Sequence[Prompt],
-        progress: Callable[[int, int], None] | None = None,
-        model: str | None = None,
-        **options: Any,
-    ) -> list[Completion]:
-        """Return the completion of each prompt, in order; see ``Llama.complete_many``."""
-        found: list[Completion] = []
-        for prompt in prompts:
-            found.append(self.create_completion(prompt, model=model, **options))
-            if progress is not None:
-                progress(len(found), len(prompts))
-        return found
-
-    def generation(
-        self,
-        prompt: Prompt,
-        post_sampling_probs: bool = False,
-        n_keep: int | None = None,
-        **options: Any,
-    ) -> Generation:
-        """Start a completion and return its generation; takes the options of ``create_completion``.
-
-        With ``post_sampling_probs``, ``logprobs`` are those after all samplers, from which tokens were drawn. Where
-        tokens may be evicted, the first ``n_keep`` tokens of the prompt stay, -1: all; BOS always stays. None:
-        four.
-
-        Examples
-        --------
-        >>> generation = llm.generation("It was the best of", max_tokens=2, temperature=0)
-        >>> text = "".join(part for part, _ in generation.parts())
-        >>> len(generation.tokens)
-        2
-        """
-        given = completion_defaults() | options
-        if given["suffix"] is not None:
-            raise NotImplementedError(f"suffix: {INFILL}")
-        params, held = self._sampling({**given, "temp": given["temperature"]}), constraint(given["grammar"])
-        tokens, n_top, stop = self._prompt_tokens(prompt), given["logprobs"], given["stop"]
-        sampler = Sampler(self._model, params, held, tokens)
-        scorer = None if n_top is None else Scorer(self._model, check_count("logprobs", n_top, 0))
-        cuts = halves(self._model, tokens, n_keep, self._source.n_ctx) if self._source.evicts else None
-        text = prompt if isinstance(prompt, str) else ""
-        job = self._job(tokens, sampler, given, scorer, after_samplers=post_sampling_probs, cuts=cuts, text=text)
-        return Generation(
-            self._source,
-            job,
-            StopFilter([stop] if isinstance(stop, str) else list(stop or []), strip_space=len(prompt) == 0),
-            self._model.piece,
-            scorer,
-            prompt if isinstance(prompt, str) else self._model.detokenize(prompt).decode("utf-8", "ignore"),
-            given["echo"],
-            isinstance(prompt, str),
-            params,
-        )
-
-    # ---- chat ----
 
     @overload
     def create_chat_completion(
@@ -456,44 +251,6 @@ stopping_criteria, **more
 
     # ---- parts ----
 
-    def _steps(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        while True:
-            with self._source.turn():
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
-            yield chunk
-
-    def _prompt_tokens(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return [int(token) for token in self._model.check_tokens(prompt)]
-        self._source.check_size(len(prompt.encode()))
-        info = self._model.info
-        last = info.token_eos if info.token_sep < 0 else info.token_sep
-        tokens = self._model.tokenize(prompt.encode(), False, True) if prompt else []
-        tokens = [*self._model.start, *tokens]
-        if info.add_eos or info.token_sep >= 0:
-            tokens = [*tokens, last]
-        if not tokens:
-            raise ValueError("the prompt is empty, and this model has no BOS token to start from")
-        if tokens[:2] == [info.token_bos] * 2:
-            warnings.warn(
-                "the prompt begins with a BOS token, and one is added: leave it out", RuntimeWarning, stacklevel=3
-            )
-        return tokens
-
-    def _sampling(self, given: Mapping[str, Any]) -> SamplingParams:
-        """Return the parameters of a sampler from the arguments of a public method."""
-        if given["tfs_z"] != 1.0 or not given.get("penalize_nl", True):
-            warnings.warn("tfs_z and penalize_nl have no effect: llama.cpp removed them", RuntimeWarning, stacklevel=3)
-        seed = given.get("seed")
-        return SamplingParams(
-            seed=next(self._seeds if seed is None else SeedSequence(seed)),
-            penalty_last_n=self.last_n_tokens_size,
-            logit_bias=given.get("logit_bias") or {},
-            **{name: given[name] for name in SETTINGS if name in given},
-        )
-
     def _render(self, given: Mapping[str, Any]) -> Rendered:
         self._source.check_size(text_size(given["messages"]))
         return render(self._templates.template, given, self.prefills)
@@ -505,20 +262,19 @@ stopping_criteria, **more
         return Conversation(self._model, self._source, given["messages"], render, bool(given["parse_special"]))
 
     def _answer(self, given: Mapping[str, Any]) -> response.Answer:
-        conversation, evicts = self._conversation(given), self._source.evicts
-        prompt, fields = conversation.fitting(given["max_tokens"]) if evicts else (conversation.prompt(), {})
+        model, source, conversation = self._model, self._source, self._conversation(given)
+        prompt, fields = conversation.fitting(given["max_tokens"]) if source.evicts else (conversation.prompt(), {})
         rendered, tokens = prompt.rendered, prompt.tokens
         own_grammar = constraint(given["grammar"]) or rendered.constraint
-        params = self._sampling({**given, "temp": given["temperature"]})
-        sampler = Sampler(self._model, params, own_grammar, tokens)
-        piece = partial(self._piece, tokens_of(self._model, rendered.preserved))
+        params = sampling_params({**given, "temp": given["temperature"]}, self._seeds, self.last_n_tokens_size)
+        sampler = Sampler(model, params, own_grammar, tokens)
+        piece = partial(self._piece, tokens_of(model, rendered.preserved))
         n_top = check_count("top_logprobs", given["top_logprobs"] or 0, 0)
-        scorer = Scorer(self._model, n_top, piece) if given["logprobs"] else None
-        stop = given["stop"]
-        job = self._job(tokens, sampler, given, scorer, text=rendered.prompt, **fields)
-        stops = StopFilter([*([stop] if isinstance(stop, str) else stop or []), *rendered.stops])
+        scorer = Scorer(model, n_top, piece) if given["logprobs"] else None
+        job = job_of(source, tokens, sampler, given, scorer is not None, text=rendered.prompt, **fields)
+        stops = StopFilter([*stop_words(given["stop"]), *rendered.stops])
         return response.Answer(
-            Generation(self._source, job, stops, piece, scorer),
+            Generation(source, job, stops, piece, scorer),
             AnswerParser(rendered.syntax),
             self._name if given["model"] is None else given["model"],
             legacy=bool(given["functions"]),
@@ -526,63 +282,5 @@ stopping_criteria, **more
             usage_chunk=bool((given["stream_options"] or {}).get("include_usage")) and given["stream"],
         )
 
-    def _job(
-        self,
-        tokens: Sequence[int],
-        sampler: Sampler,
-        given: Mapping[str, Any],
-        scorer: Scorer | None,
-        **fields: Any,
-    ) -> Job:
-        """Return the job of an answer from the arguments shared by completions and chats."""
-        stops = self._model.check_tokens(given.get("stop_token_ids") or (), allow_empty=True)
-        return self._source.job(
-            tokens,
-            sampler,
-            given["max_tokens"],
-            processors=self._processors(given, stops),
-            criteria=given["stopping_criteria"],
-            with_rows=scorer is not None,
-            stop_tokens=frozenset(stops.tolist()),
-            **fields,
-        )
-
-    def _processors(self, given: Mapping[str, Any], stops: NDArray[np.int32]) -> Processors:
-        """Return the logits processors, including that of ``min_tokens``."""
-        processors: Processors = given["logits_processor"]
-        n = check_count("min_tokens", given.get("min_tokens") or 0, 0)
-        if n == 0:
-            return processors
-        ends = np.union1d(self._model.end_tokens, stops)
-        others = [] if processors is None else [processors] if callable(processors) else list(processors)
-        return [*others, MinTokensLogitsProcessor(n, ends)]
-
     def _piece(self, preserved: Iterable[int], token: int) -> bytes:
         return self._model.piece(token, token in preserved)
-
-
-def are_prompts(prompt: Any) -> bool:
-    """Return True if a prompt is a list of prompts: of texts, or of lists of tokens.
-
-    Raises
-    ------
-    TypeError
-        When it is neither that nor a prompt.
-    """
-    if isinstance(prompt, str):
-        return False
-    if isinstance(prompt, bytes) or not hasattr(prompt, "__getitem__"):
-        raise TypeError(f"a prompt must be a str or a list of tokens, not {type(prompt).__name__}")
-    several = len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
-    for one in prompt if several else ():
-        if isinstance(one, bytes) or not hasattr(one, "__getitem__"):
-            raise TypeError(f"each prompt of a list must be a str or a list of tokens, not {type(one).__name__}")
-    return several
-
-
-@cache
-def completion_defaults() -> dict[str, Any]:
-    """Return the defaults of ``create_completion``."""
-    found = {name: one.default for name, one in signature(Completer.create_completion).parameters.items()}
-    others = ("self", "prompt", "stream", "model", "more")
-    return {name: value for name, value in found.items() if name not in others}

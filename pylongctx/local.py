@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pylongctx.batch import Answered, complete_together
 from pylongctx.cache import BaseLlamaCache
 from pylongctx.chat.template import Templates
-from pylongctx.completer import Completer, Prompt
+from pylongctx.completer import Completer
 from pylongctx.completion import Completion
 from pylongctx.engine.counters import Counters
 from pylongctx.engine.drafting import DraftModel, check_draft, check_model
@@ -27,6 +27,7 @@ from pylongctx.grammar import constraint
 from pylongctx.inspect.recording import record
 from pylongctx.inspect.trace import Trace
 from pylongctx.options import Grammar, SamplerOptions, flattened
+from pylongctx.request import Prompt, prompt_tokens, sampling_params
 from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
 from pylongctx.state import LlamaState
 
@@ -310,7 +311,8 @@ class LocalCompleter(Completer):
         >>> llm.sample(temp=0) == int(llm.scores[-1].argmax())
         True
         """
-        params, session = self._sampling(flattened(locals())), self.session
+        params = sampling_params(flattened(locals()), self._seeds, self.last_n_tokens_size)
+        session = self.session
         with session.lock:
             row = session.row(idx)
             sampler = Sampler(self._model, params, constraint(grammar), session.tokens)
@@ -349,7 +351,7 @@ class LocalCompleter(Completer):
         ...     if token == llm.token_eos() or llm.n_tokens > 8:
         ...         break
         """
-        params = self._sampling(flattened(locals()))
+        params = sampling_params(flattened(locals()), self._seeds, self.last_n_tokens_size)
         before = tokens if reset else [*self.session.tokens.tolist(), *tokens]
         sampler = Sampler(self._model, params, constraint(grammar), before)
         asked = {"processors": logits_processor, "criteria": stopping_criteria, "follows": not reset}
@@ -415,7 +417,7 @@ class LocalCompleter(Completer):
         """Run ``complete_many``, and also return the tokens of each answer."""
         solo, name, n = self._solo, self._name if model is None else model, len(prompts)
         for prompt in prompts:
-            if (n_tokens := len(self._prompt_tokens(prompt))) >= solo.n_ctx:
+            if (n_tokens := len(prompt_tokens(solo, prompt))) >= solo.n_ctx:
                 raise solo.session.too_long(n_tokens)
         generations = (self.generation(prompt, **options) for prompt in prompts)
         with solo.turn():

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from pylongctx import __version__
 from pylongctx._lib import build_info
-from pylongctx.completer import completion_defaults
 from pylongctx.embeddings import RANK, Embedder
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
@@ -21,6 +20,7 @@ from pylongctx.sampling import SamplingParams
 from pylongctx.serve.errors import ApiError, unavailable
 from pylongctx.serve.host import Host
 from pylongctx.serve.metrics import Answers
+from pylongctx.text_completer import completion_defaults
 
 Result = TypeVar("Result")
 SOON = 0.02  # maximum wait of /metrics for the end of a step, in seconds
