@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.engine.batch import Part, evaluate
-from pylongctx.engine.drafting import DraftRequest
+from pylongctx.engine.drafting import DraftRequest, check_undo, save_state
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
@@ -75,8 +75,12 @@ class ModelDraft(LlamaDraftModel):
         self._clock = 0
 
     def check(self, model: Model) -> None:
-        """Raise ValueError if the model has another vocabulary, by llama.cpp's rules."""
+        """Raise ValueError if the model has another vocabulary, by llama.cpp's rules.
+
+        NotImplementedError if drafts cannot be undone in the draft model.
+        """
         check_vocabularies(model, self._llm.sessions[0].model)
+        check_undo(self._llm.sessions[0].context)
 
     def close(self) -> None:
         """Free the draft model."""
@@ -93,6 +97,8 @@ class ModelDraft(LlamaDraftModel):
         sessions = self._assign([self._serves(*pair) for pair in zip(requests, lengths, strict=True)])
         try:
             ready = self._catch_up({i: (session, requests[i].tokens) for i, session in sessions.items()})
+            for i in ready:
+                save_state(sessions[i])
             while ready:
                 ready = [i for i in ready if self._extend(found[i], sessions[i]) and len(found[i]) < lengths[i]]
                 self._evaluate([Part(sessions[i], np.array(found[i][-1:], np.int32), 1) for i in ready])

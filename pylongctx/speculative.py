@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.engine.drafting import DraftRequest, check_model, draft_all, is_adaptive
+from pylongctx.engine.drafting import DraftRequest, check_model, draft_all, is_adaptive, save_state
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import Session
 from pylongctx.errors import ContextFull
@@ -161,7 +161,7 @@ class SelfDraft(LlamaDraftModel):
         if n < PAYS * self.window or session.n_past != n:
             return 0
         most = min(self.n_max, request.n_max)
-        return min(most, session.context.step(n, most)) if most > 0 else 0
+        return min(most, session.context.step(n, most)) if most > 0 and save_state(session) else 0
 
 
 class DraftChain(LlamaDraftModel):

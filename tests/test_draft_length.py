@@ -1,7 +1,10 @@
 """The length of drafts follows acceptance and step times; drafts that do not pay are turned off, and tried again."""
 
+import numpy as np
 import pytest
 
+from pylongctx import LlamaDraftModel
+from pylongctx.engine import drafting as module
 from pylongctx.engine.draft_length import FIRST, LONGEST, PROBE, REFRESH, TRIED, DraftLength, Rate, StepTimes
 
 
@@ -99,6 +102,43 @@ def test_an_expensive_draft_model_is_turned_off():
     assert length.choose(times, 0, 4) > 0  # tried again
 
 
+@pytest.mark.parametrize(
+    ("right", "copy", "pays"),
+    [(8, 0.0, True), (8, 9.0, False), (0, 0.0, False), (2, 0.1, True)],
+)
+def test_a_copied_state_and_tokens_that_are_evaluated_again(right, copy, pays):
+    """A wrong draft of a model with recurrent layers costs two copies, and its right tokens a second time."""
+    world, length, times = World(0.2, right), DraftLength(), StepTimes()
+    tokens = seconds = again = 0
+    drafts = []
+    for _ in range(300):
+        n = 0 if again else length.choose(times, 0, 8)
+        took = world.step(1 + again + n)
+        times.add(1 + again + n, took)
+        accepted = min(n, right)
+        if n:
+            length.add(n, accepted)
+            length.copied(copy)
+            took += copy * (1 + (accepted < n))
+            drafts.append(n)
+        again = 1 + accepted if accepted < n else 0
+        tokens, seconds = tokens + 1 + accepted, seconds + took
+    assert tokens / seconds > (1.1 if pays else 0.9)
+    assert (len(drafts) > 60) == pays
+
+
+def test_drafts_that_pay_only_without_a_state():
+    costs = measured({n: 1 + 0.45 * (n - 1) for n in range(1, 10)})
+    lengths = DraftLength(), DraftLength()
+    for length in lengths:
+        for _ in range(30):
+            length.add(4, 0)
+            length.add(4, 2)
+    lengths[1].copied(0.0)
+    assert lengths[0].choose(costs, 0, 8) > 0
+    assert lengths[1].choose(costs, 0, 8) == 0
+
+
 def test_other_answers_share_a_step():
     """A draft that delays three other answers must be worth it for all of them."""
     times = measured({1: 1.0, 4: 1.0, 8: 2.5})
@@ -108,6 +148,27 @@ def test_other_answers_share_a_step():
             length.add(4, 1)
     assert alone.choose(times, 0, 8) > 0
     assert among.choose(times, 3, 8) == 0
+
+
+def test_drafts_of_a_batch_share_its_time(monkeypatch):
+    """In proportion to their tokens; a text without a draft has no part."""
+
+    class Together(LlamaDraftModel):
+        adaptive = True
+
+        def __call__(self, input_ids, /, n_max=0, **kwargs):
+            return input_ids[:n_max]
+
+        def draft_all(self, requests):
+            return [request.tokens[: request.n_max] for request in requests]
+
+    clock = iter((10.0, 16.0))
+    monkeypatch.setattr(module, "perf_counter", lambda: next(clock))
+    model, took = Together(), []
+    monkeypatch.setattr(DraftLength, "took", lambda self, drafted, seconds: took.append((drafted, seconds)))
+    wanted = [(module.Drafting(model), module.DraftRequest(np.arange(9, dtype=np.int32), n)) for n in (4, 0, 2)]
+    assert [draft.tolist() for draft in module.guess(wanted)] == [[0, 1, 2, 3], [], [0, 1]]
+    assert took == [(4, 4.0), (0, 0.0), (2, 2.0)]
 
 
 def test_no_room_is_no_draft():

@@ -37,7 +37,7 @@ class StepTimes:
         """Return True if a step of ``n`` tokens was measured."""
         return n in self._known
 
-    def seconds(self, n: int) -> float:
+    def seconds(self, n: float) -> float:
         """Return the expected time of a step of ``n`` tokens, in steps of one token when nothing is known."""
         known = sorted(self._known.items())
         if not known:
@@ -91,6 +91,7 @@ class DraftLength:
     """
 
     draft_seconds: float = 0.0  # time of a draft token
+    copy_seconds: float | None = None  # time to copy a recurrent state; then a wrong draft is evaluated again
     _first: Rate = field(default_factory=lambda: Rate(RECENT_FIRST, 1.0, 2.0))
     _next: Rate = field(default_factory=lambda: Rate(RECENT_NEXT, 3.0, 4.0))
     _drafts: int = 0  # since a step without a draft
@@ -108,6 +109,10 @@ class DraftLength:
         if drafted:
             each = seconds / drafted
             self.draft_seconds = each if not self.draft_seconds else (1 - NEW) * self.draft_seconds + NEW * each
+
+    def copied(self, seconds: float) -> None:
+        """Record the time that a copy of the recurrent state took, which a draft can be undone with."""
+        self.copy_seconds = seconds if self.copy_seconds is None else (1 - NEW) * self.copy_seconds + NEW * seconds
 
     def choose(self, times: StepTimes, n_others: int, most: int) -> int:
         """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""
@@ -131,4 +136,10 @@ class DraftLength:
         """Return the expected tokens per second of a step with a draft of ``n`` tokens."""
         p, q = self._first.value, self._next.value
         accepted = p * (1 - q**n) / (1 - q)
-        return (1 + n_others + accepted) / (times.seconds(1 + n_others + n) + n * self.draft_seconds)
+        seconds = times.seconds(1 + n_others + n) + n * self.draft_seconds
+        if self.copy_seconds is not None:
+            wrong = 1 - p * q ** (n - 1)
+            right = (accepted - n * (1 - wrong)) / wrong  # accepted tokens of a wrong draft
+            again = times.seconds(2 + n_others + right) - times.seconds(1 + n_others)  # with the token before them
+            seconds += (1 + wrong) * self.copy_seconds + wrong * again
+        return (1 + n_others + accepted) / seconds

@@ -72,6 +72,15 @@ class Drafting:
         if self._length is not None:
             self._length.took(drafted, seconds)
 
+    def can_undo(self, session: Session) -> bool:
+        """Return True if a draft after the current tokens can be undone; a recurrent state is copied for that."""
+        start = perf_counter()
+        if not save_state(session):
+            return False
+        if self._length is not None and session.context.rollback == lib.LCTX_ROLLBACK_NONE:
+            self._length.copied(perf_counter() - start)
+        return True
+
     def keep(self, tokens: NDArray[np.int32], rows: Row) -> None:
         """Store evaluated draft tokens and the logits after them, float32 [n, n_vocab]."""
         self._tokens, self._rows = tokens.tolist(), [row.copy() for row in rows]
@@ -155,16 +164,29 @@ def check_model(draft_model: DraftModel | None, model: Model) -> None:
         check(model)
 
 
+def save_state(session: Session) -> bool:
+    """Copy the recurrent state of a sequence, so that ``rewind`` can return to it; False: it cannot be copied."""
+    if session.context.rollback != lib.LCTX_ROLLBACK_NONE:
+        return True
+    return session.context.keeps_checkpoints and not session.context.checkpoint(session.seq)
+
+
 def check_draft(draft_model: DraftModel | None, method: Method | None, context: Context | None = None) -> None:
-    """Raise NotImplementedError if draft tokens cannot be undone: with eviction or recurrent states."""
-    if draft_model is not None and context is not None and context.rollback == lib.LCTX_ROLLBACK_NONE:
-        raise NotImplementedError(
-            "draft_model: the recurrent layers of this model cannot undo a wrong draft; the text would be "
-            "evaluated again from its last checkpoint, which costs more than drafts save"
-        )
+    """Raise NotImplementedError if draft tokens cannot be undone: with eviction, or recurrent states of llama.cpp."""
+    if draft_model is not None and context is not None:
+        check_undo(context)
     rules = [part.name for part in method.parts if part.role == "rule"] if method else []
     if draft_model is not None and rules:
         raise NotImplementedError(
             f"draft_model: {rules[0]} evicts KV entries by the queries that it sees, so a wrong draft cannot be "
             "undone; use a method without an eviction rule"
+        )
+
+
+def check_undo(context: Context) -> None:
+    """Raise NotImplementedError if the recurrent layers of a context cannot undo a wrong draft."""
+    if context.rollback == lib.LCTX_ROLLBACK_NONE and not context.keeps_checkpoints:
+        raise NotImplementedError(
+            "draft_model: the recurrent layers of this model cannot undo a wrong draft without a checkpoint, which "
+            "llama.cpp's own KV cache does not have; use method='full' if the model has attention layers too"
         )

@@ -169,11 +169,9 @@ class Engine:
     def save(self, seq: int, owner: str | None) -> Snapshot:
         """Return tokens, last logits and KV cache of an idle slot; ValueError when it holds nothing of this owner."""
         session = self._idle(seq).session
-        if session.n_tokens and session.owner == owner:
-            session.rewind(session.n_tokens)  # removes entries that an interrupted step may have left
         if not session.n_tokens or session.owner != owner:
             raise ValueError(f"sequence {seq} holds nothing of yours")
-        return session.snapshot()
+        return session.save()
 
     def load(self, seq: int, owner: str | None, saved: Snapshot) -> int:
         """Replace the content of an idle slot; returns the number of tokens."""
@@ -274,7 +272,8 @@ class Engine:
             self._take(slot, job, job.pending, row[np.newaxis])
             return False
         if job.unsettled:
-            job.pending, job.unsettled = np.concatenate([slot.session.mend(), job.pending]), False
+            lost = slot.session.mend(quiet=job.draft is not None)
+            job.pending, job.unsettled = np.concatenate([lost, job.pending]), False
         return True
 
     def _evaluate(self, shares: list[Share]) -> None:

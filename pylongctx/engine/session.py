@@ -164,13 +164,13 @@ class Session:
         self.shared = False
         self.context.clear(self.seq)
 
-    def rewind(self, n: int) -> int:
+    def rewind(self, n: int, quiet: bool = False) -> int:
         """Keep only the first ``n`` tokens, or fewer if the cache cannot be cut there; returns how many are left."""
         if n == 0 or self.shared:
             self.clear()
             return 0
         kept, refusal = self._cut(n)
-        if refusal:
+        if refusal and not quiet:
             self.say(f"the KV cache cannot be rewound to {n} tokens ({refusal}): evaluating again from {kept}")
         if kept == 0:
             self.clear()
@@ -194,12 +194,12 @@ class Session:
         """Return how many of the first ``n`` tokens remain evaluated when the others are removed."""
         return n if n == self.n_past else self.context.restorable(n, self.seq)
 
-    def mend(self) -> Tokens:
+    def mend(self, quiet: bool = False) -> Tokens:
         """Cut the cache to ``n_tokens``; returns the last tokens if they were lost and must be evaluated again."""
         if not self.shared and self.n_past == self.n_tokens:
             return self.input_ids[:0]
         n = self.n_tokens
-        return self.input_ids[self.rewind(n) : n].copy()
+        return self.input_ids[self.rewind(n, quiet) : n].copy()
 
     def drop(self, first: int, end: int) -> str:
         """Evict the tokens from ``first`` to before ``end``, shifting later ones; returns why it was refused, or "".
@@ -256,10 +256,6 @@ class Session:
     def save(self) -> tuple[Tokens, Rows, NDArray[np.uint8]]:
         """Return the tokens, the last logits (empty if unknown) and the cache as bytes."""
         self.eval(self.input_ids[:0])  # synchronizes cache and tokens after an interrupt or a smaller n_tokens
-        return self.snapshot()
-
-    def snapshot(self) -> tuple[Tokens, Rows, NDArray[np.uint8]]:
-        """Return the same for a sequence whose cache and tokens are synchronized."""
         row = self.last_logits.copy() if self.has_logits else np.empty(0, np.float32)
         return self.tokens.copy(), row, self.context.state(self.seq)
 

@@ -76,7 +76,7 @@ def _share(slot: Slot, job: Job, most: int) -> Share:
 def _drafted(shares: list[Share], room: int, times: StepTimes, end: End) -> list[Share]:
     """Return the shares of answers with draft tokens, at most ``room`` tokens each."""
     wanted = {share: request for share in shares if (request := _request(share, room, times, len(shares) - 1))}
-    for share, draft in zip(wanted, guess(list(wanted.values())), strict=True):
+    for (share, (drafting, _)), draft in zip(wanted.items(), guess(list(wanted.values())), strict=True):
         session = share.slot.session
         try:
             if isinstance(draft, Exception):
@@ -86,8 +86,9 @@ def _drafted(shares: list[Share], room: int, times: StepTimes, end: End) -> list
             end(share.slot, reason)
             shares.remove(share)
             continue
-        share.n_guess = session.next_step(1 + len(draft)) - 1
-        share.part = np.concatenate([share.part, draft[: share.n_guess]])
+        n = session.next_step(1 + len(draft)) - 1
+        if n and drafting.can_undo(session):
+            share.n_guess, share.part = n, np.concatenate([share.part, draft[:n]])
     return shares
 
 
