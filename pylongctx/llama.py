@@ -3,24 +3,17 @@
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Literal, overload
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pylongctx import _arguments as arguments
 from pylongctx import _log
-from pylongctx._tokenizer import LlamaTokenizer
 from pylongctx.chat.handlers import Handler
 from pylongctx.embeddings import CreateEmbeddingResponse, Embedder, Texts, Vectors
-from pylongctx.engine.context import KVUsage, OffloadUsage
 from pylongctx.engine.drafting import DraftModel
 from pylongctx.engine.opening import AUTO, Opened
 from pylongctx.hub import from_pretrained
 from pylongctx.methods import Method
 from pylongctx.reading import ReadingCompleter
-from pylongctx.store import StoreUsage
 
 DEFAULT_SEED = 0xFFFFFFFF
 
@@ -253,22 +246,25 @@ class Llama(ReadingCompleter):
         if verbose:
             _log.show()
         self._arguments = given
-        self.verbose = verbose
-        self.chat_format = chat_format
+        self.verbose, self.chat_format = verbose, chat_format
         self.n_parallel = arguments.check_count("n_parallel", n_parallel)
-        opened = self._opened = Opened(given, self.n_parallel)
-        self.model_path = opened.path
+        opened = Opened(given, self.n_parallel)
         self._finalizer = weakref.finalize(self, opened.close)
         try:
-            self.n_threads, self.n_threads_batch = opened.threads
-            self.n_batch = n_batch if opened.context is None else opened.context.n_batch
-            self.metadata = opened.model.metadata()
             super().__init__(opened)
+            self._note(opened)
             if lora_path is not None:
                 self.add_lora(lora_path, lora_scale)
         except BaseException:
             self.close()
             raise
+
+    def _note(self, opened: Opened) -> None:
+        """Keep what llama_cpp.Llama shows as attributes."""
+        self.model_path = opened.path
+        self.n_threads, self.n_threads_batch = opened.threads
+        self.n_batch: int = self._arguments["n_batch"] if opened.context is None else opened.context.n_batch
+        self.metadata = opened.model.metadata()
 
     from_pretrained = classmethod(from_pretrained)
 
@@ -389,125 +385,3 @@ class Llama(ReadingCompleter):
         if not self._arguments["embedding"]:
             raise RuntimeError("Llama model must be created with embedding=True to call this method")
         return Embedder(self.session)
-
-    # ---- facts ----
-
-    @property
-    def method(self) -> Method | None:
-        """The method with every automatic choice filled in; None with llama.cpp's own KV cache."""
-        return self.session.method
-
-    def kv_usage(self) -> KVUsage:
-        """Return the KV memory: ``bytes``, ``peak_bytes``, ``full_bytes``, ``rows`` int32 [n_layer, n_head_kv].
-
-        Examples
-        --------
-        >>> llm.reset()
-        >>> llm.eval(tokens[:64])
-        >>> usage = llm.kv_usage()
-        >>> usage.bytes <= usage.peak_bytes, int(usage.rows.min())
-        (True, 64)
-        """
-        return self.session.context.kv_usage()
-
-    def offload_usage(self) -> OffloadUsage:
-        """Return how KV entries of ``kv_offload="host"`` were read since the model was loaded."""
-        return self.session.context.offload_usage()
-
-    def kv_store_usage(self) -> StoreUsage:
-        """Return a copy of the counters of ``kv_store`` since the model was loaded.
-
-        Raises
-        ------
-        ValueError
-            When there is no store.
-
-        Examples
-        --------
-        >>> with Llama("model.gguf", n_ctx=1024, kv_store="kv", verbose=False) as reader:
-        ...     answer = reader("a long text " * 150, max_tokens=1)
-        ...     reader.kv_store_usage().hits
-        0
-        """
-        if self._opened.store is None:
-            raise ValueError("this Llama has no kv_store: open it with kv_store=FOLDER")
-        return replace(self._opened.store.usage)
-
-    def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the tokens that a KV head still holds, and their scores.
-
-        Returns
-        -------
-        rows : numpy.ndarray
-            int32 [n], positions, ascending.
-        scores : numpy.ndarray
-            int32 [n]: with corm the last query to which the token was important, -1 for none (CORM, definition 3.1; one
-            of the last ``window`` ones if ``evict_every`` is at least ``window``, since one is enough to stay);
-            with scissorhands a count; with weight-based rules a float (``scores.view(numpy.float32)``): the sum of
-            all weights, with kvzip the largest.
-
-        Raises
-        ------
-        IndexError
-            When the model has no such layer or head.
-        """
-        shape = self.kv_usage().rows.shape
-        if not (0 <= layer < shape[0] and 0 <= head < shape[1]):
-            raise IndexError(f"the model has {shape[0]} layers of at most {shape[1]} KV heads, not ({layer}, {head})")
-        return self.session.context.held_rows(layer, head)
-
-    def n_ctx(self) -> int:
-        """Return the context window in tokens.
-
-        Examples
-        --------
-        >>> llm.n_ctx()
-        2048
-        """
-        return self.session.context.n_ctx
-
-    def n_embd(self) -> int:
-        """Return the embedding size of the model."""
-        return int(self._model.info.n_embd)
-
-    def n_vocab(self) -> int:
-        """Return the size of the vocabulary."""
-        return int(self._model.info.n_vocab)
-
-    def token_bos(self) -> int:
-        """Return the beginning-of-sequence token; -1 if there is none."""
-        return int(self._model.info.token_bos)
-
-    def token_eos(self) -> int:
-        """Return the end-of-sequence token; -1 if there is none."""
-        return int(self._model.info.token_eos)
-
-    def token_nl(self) -> int:
-        """Return the newline token; -1 if there is none."""
-        return int(self._model.info.token_nl)
-
-    # ---- vocabulary ----
-
-    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Return the token ids of UTF-8 bytes; ``special`` parses the texts of special tokens.
-
-        Examples
-        --------
-        >>> llm.detokenize(llm.tokenize(b"It was"))
-        b'It was'
-        """
-        return self._model.tokenize(text, add_bos, special)
-
-    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
-        """Return the bytes of tokens; a space right after a leading BOS token is dropped."""
-        return self._model.detokenize(tokens, special)
-
-    def tokenizer(self) -> LlamaTokenizer:
-        """Return an object with ``encode`` and ``decode`` on str.
-
-        Examples
-        --------
-        >>> llm.tokenizer().decode(llm.tokenizer().encode("It was"))
-        'It was'
-        """
-        return LlamaTokenizer(self._model)

@@ -1,21 +1,29 @@
-"""A Completer with documents and compression."""
+"""A Completer with documents, and with the usage and the compression of its KV cache."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pylongctx._lib import error, lib
 from pylongctx.engine.compress import compress
 from pylongctx.engine.documents import Document
-from pylongctx.local import LocalCompleter
+from pylongctx.engine.usage import KVUsage, OffloadUsage
+from pylongctx.generating import GeneratingCompleter
+from pylongctx.store import StoreUsage
 
 
-class ReadingCompleter(LocalCompleter):
-    """A LocalCompleter that prefills documents independently of a prompt, and compresses the KV cache of a text.
+class ReadingCompleter(GeneratingCompleter):
+    """A GeneratingCompleter that prefills documents independently of a prompt, reports KV memory, and compresses it.
 
     Parameters
     ----------
     opened : Opened
         The model and its context.
     """
+
+    # ---- documents ----
 
     @property
     def documents(self) -> Sequence[Document]:
@@ -70,6 +78,68 @@ class ReadingCompleter(LocalCompleter):
     def forget(self, document: Document | str) -> None:
         """Free a document, so that prompts with its text are prefilled normally; ValueError for an unknown name."""
         self._solo.engine.documents.forget(document.name if isinstance(document, Document) else document)
+
+    # ---- the KV cache ----
+
+    def kv_usage(self) -> KVUsage:
+        """Return the KV memory: ``bytes``, ``peak_bytes``, ``full_bytes``, ``rows`` int32 [n_layer, n_head_kv].
+
+        Examples
+        --------
+        >>> llm.reset()
+        >>> llm.eval(tokens[:64])
+        >>> usage = llm.kv_usage()
+        >>> usage.bytes <= usage.peak_bytes, int(usage.rows.min())
+        (True, 64)
+        """
+        return self.session.context.kv_usage()
+
+    def offload_usage(self) -> OffloadUsage:
+        """Return how KV entries of ``kv_offload="host"`` were read since the model was loaded."""
+        return self.session.context.offload_usage()
+
+    def kv_store_usage(self) -> StoreUsage:
+        """Return a copy of the counters of ``kv_store`` since the model was loaded.
+
+        Raises
+        ------
+        ValueError
+            When there is no store.
+
+        Examples
+        --------
+        >>> from pylongctx import Llama
+        >>> with Llama("model.gguf", n_ctx=1024, kv_store="kv", verbose=False) as reader:
+        ...     answer = reader("a long text " * 150, max_tokens=1)
+        ...     reader.kv_store_usage().hits
+        0
+        """
+        if self._opened.store is None:
+            raise ValueError("this Llama has no kv_store: open it with kv_store=FOLDER")
+        return replace(self._opened.store.usage)
+
+    def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the tokens that a KV head still holds, and their scores.
+
+        Returns
+        -------
+        rows : numpy.ndarray
+            int32 [n], positions, ascending.
+        scores : numpy.ndarray
+            int32 [n]: with corm the last query to which the token was important, -1 for none (CORM, definition 3.1; one
+            of the last ``window`` ones if ``evict_every`` is at least ``window``, since one is enough to stay);
+            with scissorhands a count; with weight-based rules a float (``scores.view(numpy.float32)``): the sum of
+            all weights, with kvzip the largest.
+
+        Raises
+        ------
+        IndexError
+            When the model has no such layer or head.
+        """
+        shape = self.kv_usage().rows.shape
+        if not (0 <= layer < shape[0] and 0 <= head < shape[1]):
+            raise IndexError(f"the model has {shape[0]} layers of at most {shape[1]} KV heads, not ({layer}, {head})")
+        return self.session.context.held_rows(layer, head)
 
     def compress(self, ratio: float) -> None:
         """Evict most KV entries of a text, independently of later questions: for ``method="kvzip"``, alone or composed.

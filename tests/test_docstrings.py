@@ -30,7 +30,7 @@ DOCUMENTED = [
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
     *("pylongctx._tokenizer", "pylongctx.chat.handlers", "pylongctx.model_draft", "pylongctx.ngrams"),
     *("pylongctx.text_completer", "pylongctx.completer", "pylongctx.engine.session"),
-    *("pylongctx.llama", "pylongctx.local", "pylongctx.reading"),
+    *("pylongctx.llama", "pylongctx.local", "pylongctx.generating", "pylongctx.reading"),
     *("pylongctx.engine.documents", "pylongctx.engine.prefix", "pylongctx.chat.overflow", "pylongctx.samplers"),
 ]
 NEEDED = {"pylongctx.lm_eval": ("peers", "lm_eval")}  # to import a module: group of needs.py, packages
