@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pylongctx.grammar import LlamaGrammar
     from pylongctx.llama import Llama
     from pylongctx.model_draft import ModelDraft
-    from pylongctx.ngrams import NgramDraft
+    from pylongctx.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
     from pylongctx.sampling import (
         LogitsProcessor,
         LogitsProcessorList,
@@ -63,7 +63,9 @@ __all__ = [
     "LongHeads",
     "MinTokensLogitsProcessor",
     "ModelDraft",
+    "NgramCacheDraft",
     "NgramDraft",
+    "NgramModDraft",
     "Scissorhands",
     "SelfDraft",
     "SelfExtend",
@@ -94,7 +96,7 @@ _LAZY = {
         "StoppingCriteriaList",
     ),
     "model_draft": ("ModelDraft",),
-    "ngrams": ("NgramDraft",),
+    "ngrams": ("NgramCacheDraft", "NgramDraft", "NgramModDraft"),
     "speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "SelfDraft"),
     "state": ("LlamaState",),
 }

@@ -5,7 +5,7 @@ import argparse
 import pytest
 from llamas import new
 
-from pylongctx import DraftChain, ModelDraft, NgramDraft
+from pylongctx import DraftChain, ModelDraft, NgramCacheDraft, NgramDraft, NgramModDraft
 from pylongctx.cli.drafts import MISSING, add_draft_options, draft_model, kinds
 
 
@@ -28,6 +28,19 @@ def test_ngrams_and_their_sizes():
         "--spec-type", "ngram-map-k4v", "--spec-ngram-map-k4v-size-m", "5", "--spec-ngram-map-k4v-min-hits", "2"
     )
     assert (mapped.size_n, mapped.size_m, mapped.min_hits, mapped.most_common) == (12, 5, 2, True)
+
+
+def test_kinds_that_draft_token_by_token():
+    mod = made("--spec-type", "ngram-mod", "--spec-ngram-mod-n-match", "8", "--spec-ngram-mod-n-min", "2")
+    assert isinstance(mod, NgramModDraft)
+    assert (mod.n_match, mod.n_max, mod.n_min) == (8, 64, 2)
+    cache = made("--spec-type", "ngram-cache")
+    assert isinstance(cache, NgramCacheDraft) and cache.n_max == 8
+    default = made("--spec-default")
+    assert isinstance(default, NgramModDraft)
+    assert (default.n_match, default.n_max, default.n_min) == (24, 64, 48)
+    assert isinstance(made("--spec-default", "--spec-type", "ngram-cache"), DraftChain)
+    assert isinstance(made("--spec-default", "--spec-type", "ngram-mod"), NgramModDraft)
 
 
 def test_a_draft_model_and_its_numbers(embedded_model):
@@ -56,6 +69,7 @@ def test_kinds_keep_their_order(embedded_model):
         (("--spec-draft-n-max", "3"), "--spec-draft-n-max is for a draft model: add -md FILE"),
         (("-md", "/none.gguf"), "/none.gguf"),
         (("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "0"), "size_n must be at least 1"),
+        (("--spec-type", "ngram-mod", "--spec-ngram-mod-n-max", "40"), "n_min from 0 to n_max, not 24, 40, 48"),
     ],
 )
 def test_contradictions(words, message):

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 NONE, MODEL, SELF = "none", "draft-simple", "longheads"
 NGRAMS = {"ngram-simple": False, "ngram-map-k": False, "ngram-map-k4v": True}  # whether the most common one is drafted
-KNOWN = (NONE, *NGRAMS, MODEL, SELF)
+MOD, CACHE = "ngram-mod", "ngram-cache"
+KNOWN = (NONE, *NGRAMS, MOD, CACHE, MODEL, SELF)
 MISSING = {
-    "ngram-mod": "ngram-simple or ngram-map-k4v draft from the text",
-    "ngram-cache": "ngram-simple or ngram-map-k4v draft from the text",
     "draft-mtp": "the blocks of a model that predict several tokens are not evaluated; use ngram-simple or -md",
     "draft-eagle3": "Eagle heads are not evaluated; use ngram-simple or -md",
     "draft-dflash": "DFlash models are not evaluated; use ngram-simple or -md",
     "draft-dspark": "DSpark models are not evaluated; use ngram-simple or -md",
 }
 SIZES = {"size_n": "size-n", "size_m": "size-m", "min_hits": "min-hits"}
+MOD_SIZES = {name: f"spec_ngram_mod_{name}" for name in ("n_match", "n_max", "n_min")}
 NUMBERS = {"n_max": "spec_draft_n_max", "n_min": "spec_draft_n_min", "p_min": "spec_draft_p_min"}
 OPENED = {  # arguments of Llama for the draft model
     "n_threads": "spec_draft_threads",
@@ -62,6 +62,10 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         add(f"--spec-{kind}-size-n", parse=integer, help=f"{kind}: tokens that must be equal (12)")
         add(f"--spec-{kind}-size-m", parse=integer, help=f"{kind}: maximum tokens of a draft (48)")
         add(f"--spec-{kind}-min-hits", parse=integer, help=f"{kind}: minimum earlier occurrences (1)")
+    add("--spec-ngram-mod-n-match", parse=integer, help=f"{MOD}: tokens that must be equal (24)")
+    add("--spec-ngram-mod-n-max", parse=integer, help=f"{MOD}: maximum tokens of a draft (64)")
+    add("--spec-ngram-mod-n-min", parse=integer, help=f"{MOD}: tokens that must be known to follow (48)")
+    options.switch("--spec-default", help=f"same as --spec-type {MOD}, after other kinds")
 
 
 def kinds(text: str) -> list[str]:
@@ -106,6 +110,8 @@ def draft_model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int =
     from pylongctx.speculative import DraftChain
 
     wanted = list(args.spec_type or ())
+    if args.spec_default and MOD not in wanted:
+        wanted.append(MOD)
     if args.spec_draft_model and MODEL not in wanted:
         wanted.append(MODEL)
     if MODEL in wanted and not args.spec_draft_model:
@@ -122,8 +128,12 @@ def _given(args: argparse.Namespace, names: Mapping[str, str]) -> dict[str, Any]
 
 
 def _ngram(args: argparse.Namespace, kind: str) -> "LlamaDraftModel":
-    from pylongctx.ngrams import NgramDraft
+    from pylongctx.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
 
+    if kind == MOD:
+        return NgramModDraft(**_given(args, MOD_SIZES))
+    if kind == CACHE:
+        return NgramCacheDraft()
     sizes = {keyword: f"spec_{kind}_{name}".replace("-", "_") for keyword, name in SIZES.items()}
     return NgramDraft(**_given(args, sizes), most_common=NGRAMS[kind])
 

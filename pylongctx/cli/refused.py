@@ -10,7 +10,7 @@ PICTURES = "only text input is supported"
 CORES = "the operating system schedules threads, and idle threads sleep: use -t, -tb, taskset and nice"
 VECTORS = "control vectors are not supported; LoRA adapters are: --lora"
 DRAFT = "the draft model runs like the model, with its own -td, -ngld and KV cache types; its file is -md FILE"
-NGRAMS = "drafts from the text have the kinds ngram-simple, ngram-map-k and ngram-map-k4v: --spec-type"
+LOOKUP = "--spec-type ngram-cache reads no files: it counts the tokens of each text"
 SIZES = "use --spec-ngram-simple-size-n and the like"
 SYNTHETIC = "acceptance is measured, never simulated"
 MESSAGES = "log messages are lines on stderr; redirect them with 2> FILE"
@@ -81,7 +81,6 @@ REFUSED = (
     Refused("--control-vector-scaled", VECTORS),
     Refused("--control-vector-layer-range", VECTORS),
     Refused("-hfd -hfrd --hf-repo-draft --spec-draft-hf", DRAFT, "LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
-    Refused("--spec-default", NGRAMS),
     Refused("--draft --draft-n --draft-max", "use --spec-draft-n-max", "LLAMA_ARG_DRAFT_MAX", ("0",)),
     Refused("--draft-min --draft-n-min", "use --spec-draft-n-min", "LLAMA_ARG_DRAFT_MIN", ("0",)),
     Refused("--spec-draft-cpu-mask -Cd --cpu-mask-draft", DRAFT),
@@ -104,9 +103,8 @@ REFUSED = (
     Refused("--spec-draft-backend-sampling", DRAFT, "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING"),
     Refused("--spec-draft-device -devd --device-draft", DRAFT),
     *(Refused(f"--spec-ngram-{name}", SIZES) for name in ("size-n", "size-m", "min-hits")),
-    *(Refused(f"--spec-ngram-mod-{name}", NGRAMS) for name in ("n-min", "n-max", "n-match")),
-    Refused("-lcs --lookup-cache-static", NGRAMS),
-    Refused("-lcd --lookup-cache-dynamic", NGRAMS),
+    Refused("-lcs --lookup-cache-static", LOOKUP),
+    Refused("-lcd --lookup-cache-dynamic", LOOKUP),
     Refused("--prompt-cache", "pylongctx chat keeps conversations with /save and /load"),
     Refused("-cnv --conversation -i --interactive", "use pylongctx chat for conversations"),
     Refused("-no-cnv --no-conversation", "use pylongctx complete for prompts without a template"),
