@@ -9,6 +9,7 @@ from session import assert_same
 from tiny_gguf import make_model
 
 from pylongctx import DraftChain, Llama, LlamaDraftModel, LlamaPromptLookupDecoding, ModelDraft, NgramDraft
+from pylongctx.errors import ContextFull
 from pylongctx.sampling import Sampler, SamplingParams
 
 PROMPT = TEXT.decode() * 3
@@ -86,6 +87,33 @@ def test_the_context_may_be_full(embedded_model):
     with new(embedded_model, n_ctx=256, draft_model=LlamaPromptLookupDecoding(1, 50)) as llm:
         done = llm(PROMPT, max_tokens=None, temperature=0.0, logit_bias={llm.token_eos(): -1e9})
         assert done["usage"]["total_tokens"] == 256
+
+
+class Wrong(LlamaDraftModel):
+    """Drafts four tokens that the model does not say."""
+
+    def __call__(self, input_ids, /, **kwargs):
+        return np.full(4, 9, np.int32)
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_memory_that_is_full_for_a_draft_has_room_for_the_answer(embedded_model, drafted, n_parallel):
+    """Pages have 64 tokens: the answer reaches the end of the last one. An idle sequence keeps its page."""
+    found = []
+    for draft in (None, Wrong()):
+        limit = (1 + n_parallel) * 262_144 + 4096
+        with new(embedded_model, kv_limit=limit, n_parallel=n_parallel, deterministic=True, draft_model=draft) as llm:
+            if n_parallel == 2:
+                llm.sessions[1].eval(np.array(llm.tokenize(TEXT)[:20], np.int32))
+            said = llm.generate(llm.tokenize(TEXT * 6)[:90], temp=0.0)
+            found.append(list(islice(said, 39)))
+            assert llm.n_tokens == 128
+            assert [session.n_tokens for session in llm.sessions[1:]] == [20] * (n_parallel - 1)
+            if n_parallel == 1:
+                with pytest.raises(ContextFull, match="kv_limit"):
+                    next(said)
+    assert found[1] == found[0]
+    assert drafted[-1].n_drafted > 100
 
 
 @pytest.mark.parametrize("method", ["corm", "h2o,budget=64", "longheads+corm", "tova"])

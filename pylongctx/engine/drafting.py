@@ -61,11 +61,19 @@ class Drafting:
         self._tokens: list[int] = []  # drafted and evaluated, not accepted yet
         self._rows: list[Row] = []  # their logits
         self._n_right = 0  # accepted tokens of the current draft
+        self._paused = False
         self.n_drafted = self.n_accepted = self.n_drafts = 0
 
     def length(self, most: int, times: StepTimes, n_others: int) -> int:
         """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""
+        if self._paused:
+            self._paused = False
+            return 0
         return most if self._length is None else self._length.choose(times, n_others, most)
+
+    def pause(self) -> None:
+        """Leave out the next draft, since there was no room for one."""
+        self._paused = True
 
     def took(self, drafted: int, seconds: float) -> None:
         """Record the time that a draft took."""

@@ -309,7 +309,12 @@ class Engine:
                     self.context.abort = False
 
     def _make_room(self, shares: list[Share], reason: ContextFull) -> None:
-        """Clear the least recently used idle slot; if there is none, find the jobs that do not fit."""
+        """Leave out drafts, or clear the least recently used idle slot; else find the jobs that do not fit."""
+        drafts = [share.job.draft for share in shares if share.job.draft is not None and share.n_guess]
+        for draft in drafts:
+            draft.pause()
+        if drafts:
+            return
         idle = [slot for slot in self.slots if slot.job is None and slot.session.n_tokens]
         if idle:
             min(idle, key=lambda slot: slot.used).session.clear()
