@@ -5,10 +5,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from threading import Event
 
 import numpy as np
-from llamas import EXACT, TEXT
+from llamas import EXACT, TEXT, new
 from random_requests import LONGEST, SIZES, Fresh, Texts, lose_a_file
 from session import assert_same
 
+from pylongctx import LlamaDraftModel, ModelDraft
+from pylongctx.engine.drafting import Drafting, DraftRequest
 from pylongctx.engine.job import Job
 from pylongctx.engine.thread import EngineThread
 from pylongctx.errors import Aborted, ContextFull
@@ -157,6 +159,44 @@ class ServedReading(Served):
         if said:
             fresh.eval(said)
         assert_same(row, fresh.session.last_logits, EXACT)
+
+
+class Guessing(LlamaDraftModel):
+    """Drafts what the model says, with wrong tokens among them."""
+
+    def __init__(self, llm, rng):
+        self.exact, self.rng = ModelDraft(llm, n_max=3), rng
+
+    def __call__(self, input_ids, /, **kwargs):
+        return self.draft_all([DraftRequest(input_ids, 3)])[0]
+
+    def draft_all(self, requests):
+        drafts = self.exact.draft_all(requests)
+        for draft in drafts:
+            if len(draft) and self.rng.random() < 0.5:
+                draft[self.rng.randrange(len(draft))] ^= 1
+        return drafts
+
+
+class ServedDrafting(Served):
+    """The same with drafts, of a draft model with fewer sequences than the engine."""
+
+    def __init__(self, path, method, seed, folder=None, **settings):
+        super().__init__(path, method, seed, folder, **settings)
+        self.small = new(path, method=method, n_parallel=2, **SIZES)
+        self.guessing = Guessing(self.small, self.rng)
+
+    def close(self):
+        super().close()
+        self.small.close()
+
+    def job_of(self, text, **fields):
+        return super().job_of(text, draft=Drafting(self.guessing), **fields)
+
+    def run(self, n):
+        super().run(n)
+        counters = self.engine.counters
+        assert 0 < counters.accepted_tokens < counters.drafted_tokens
 
 
 def take(job):

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from random_jobs import Served, ServedReading
+from random_jobs import Served, ServedDrafting, ServedReading
 from random_requests import Drafting, Reading, Requests, small_blocks
 from test_checkpoints import path_of
 from thinning import few
@@ -23,6 +23,8 @@ CASES = {
     "full": (Requests, "llama", "full", STORED),
     "states": (Requests, "llama", "full", STORED | CACHED),
     "drafts": (Drafting, "llama", "full", CACHED),
+    "drafts, sliding": (Drafting, "gemma3", "full", STORED | CACHED),
+    "drafts, recurrent": (Drafting, "qwen3next", "full", STORED | CACHED),
     "own cache": (Requests, "llama", None, STORED | CACHED),
     "chunks": (Requests, "llama", LONGHEADS, STORED),
     "attention": (Requests, "llama", "longheads,chunk_size=48,window=192,representation=attention", STORED),
@@ -46,6 +48,11 @@ SERVED = {
     "evicting": (Served, "llama", CORM, {}),
     "sliding": (Served, "gemma3", "full", {}),
     "recurrent": (Served, "qwen3next", "full", {}),
+    "drafts": (ServedDrafting, "llama", "full", {}),
+    "drafts, little room": (ServedDrafting, "llama", "full", {"kv_limit": 5 << 20}),
+    "drafts, chunks": (ServedDrafting, "llama", LONGHEADS, {}),
+    "drafts, sliding": (ServedDrafting, "gemma3", "full", {}),
+    "drafts, recurrent": (ServedDrafting, "qwen3next", "full", {}),
     "documents": (ServedReading, "llama", "full,spans=3", {}),
 }
 
