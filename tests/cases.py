@@ -25,8 +25,8 @@ TOLERANCE = {
     "q4_1": 2e-2,
 }
 EIGHT_BITS = 1e-2  # of an output, when factors are rounded to 8 bits
-# tokens of a graph whose factors are rounded on no CPU, with 2 query heads per KV head: 8 columns (native/cpu/few.h)
-FEW_TOKENS = 4
+# tokens of a graph whose factors are rounded on no CPU, with 2 query heads per KV head: 4 columns (native/cpu/block.h)
+FEW_TOKENS = 2
 LOGIT_TOLERANCE = 1e-4  # of the largest logit, f32 KV
 
 PAPER = {"representation": "attention", "position": "packed"}
@@ -90,13 +90,13 @@ class OpCase:
 
     @property
     def in_eight_bits(self) -> bool:
-        """Whether factors may be rounded to 8 bits, where the CPU has such products: over 8 columns.
+        """Whether factors may be rounded to 8 bits, where the CPU has such products: over 4 columns, or 8.
 
         With K and V of few bits (native/cpu/pairs.h), or with K as integers (native/cpu/key-integers.h).
         """
         n_columns = getattr(self, "n_ubatch", self.n_tokens) * self.n_head // self.n_head_kv
         few_bits = not {"f32", "f16"} & {self.type_k, self.type_v}
-        return n_columns > 8 and (few_bits or self.type_k in ("q8_0", "q4_0"))
+        return (n_columns > 4 and few_bits) or (n_columns > 8 and self.type_k in ("q8_0", "q4_0"))
 
     @property
     def scale(self) -> float:

@@ -68,7 +68,7 @@ def test_stop_strings_log_probabilities_and_echo(llm):
         assert choice["text"] == wanted["text"] and choice["finish_reason"] == wanted["finish_reason"]
         assert choice["logprobs"]["tokens"] == wanted["logprobs"]["tokens"]
         np.testing.assert_allclose(
-            choice["logprobs"]["token_logprobs"][1:], wanted["logprobs"]["token_logprobs"][1:], atol=1e-4
+            choice["logprobs"]["token_logprobs"][1:], wanted["logprobs"]["token_logprobs"][1:], atol=1e-3
         )
 
 

@@ -133,7 +133,7 @@ lctx_states states_of(const lctx_span & span, const lctx_tile & tile, const scra
 // Blocks [first, end) of a span.
 LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, const lctx_span & span, int first, int end,
                             const scratch & w, const lctx_states & st) {
-    const lctx_columns columns(w.block.queries, span.n, a.head_dim_k, a.params.fixed);
+    const lctx_columns columns(w.block.queries, span.n, a.head_dim_k, a.params.fixed, lctx_as_rows(a, span.n, span.is_chunk));
     span.load_queries(a, tile, columns, w.block.rotated, w.turned);
     lctx_round_for_scores(a, columns);
     const lctx_states own = states_of(span, tile, w, st, columns.n_pad);

@@ -58,14 +58,30 @@ struct lctx_block {
     int32_t next;  // cell that is read after these, -1: none
 };
 
-template <typename Mask> static inline void lctx_attend_few(const lctx_attend_args & a, const lctx_columns & columns, const lctx_block & b,
-                                                            lctx_stored k, const lctx_states & st, const lctx_block_scratch & w,
-                                                            Mask && mask) {
-    lctx_stored v = lctx_stored_values(a.cache, b.cell, b.head, b.seq);
+// Whether n columns take less time as rows than as a matrix, whose keys are unpacked and whose columns are padded and transposed. Measured
+// in docs/research/kernels.md. Floats: 5 columns of fixed time for a matrix, and 0.6 (AVX-512) or 0.8 for each of its columns.
+static inline bool lctx_as_rows(const lctx_attend_args & a, int n, bool is_chunk) {
+    const bool k_rounded = lctx_has_8_bits(a.cache.k_pool.type), v_rounded = lctx_has_8_bits(a.cache.v_pool.type);
+    if (a.params.fixed || k_rounded != v_rounded || a.head_dim_v % LCTX_VL != 0) {
+        return n <= LCTX_FEW_COLUMNS;
+    }
+    if (k_rounded) {
+        return n <= (LCTX_HAS_PAIRS && !is_chunk ? 4 : LCTX_FEW_COLUMNS);
+    }
+    return 5 * n < 25 + (LCTX_VL == 16 ? 3 : 4) * lctx_round_up(n, LCTX_VL);
+}
+
+// The rows of the next block, for a product that reads these; nullptr where there are none.
+static inline void lctx_set_next(const lctx_attend_args & a, const lctx_block & b, lctx_stored & k, lctx_stored & v) {
     if (b.next >= 0) {
         v.next = lctx_value_row(a.cache, b.next, b.head, b.seq);
         k.next = b.near ? nullptr : lctx_key_row(a.cache, b.next, b.head, b.seq);
     }
+}
+
+template <typename Mask> static inline void lctx_attend_few(const lctx_attend_args & a, const lctx_columns & columns, const lctx_block & b,
+                                                            const lctx_stored & k, const lctx_stored & v, const lctx_states & st,
+                                                            const lctx_block_scratch & w, Mask && mask) {
     lctx_few_scores(lctx_readable(k, b.n, a.head_dim_k, w.k), b.n, columns.q, columns.n, a.head_dim_k, w.s, columns.fixed);
     lctx_softcap(w.s, (size_t)columns.n * LCTX_BLOCK, a.params.softcap);
     mask(w.s, 1, LCTX_BLOCK);
@@ -93,24 +109,38 @@ static inline void lctx_round_for_scores([[maybe_unused]] const lctx_attend_args
 #endif
 }
 
-// s = k q, [key][column].
-static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & rows, int n,
-                                     const lctx_block_scratch & w) {
-    int64_t step;
+// s = k q, [key][column]. The next rows are prefetched beside it.
+static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & k, const lctx_stored & v,
+                                     int n, const lctx_block_scratch & w) {
+    const auto prefetch = [&](int row, int n_row) {
+        lctx_prefetch_rows(k, row, n_row);
+        lctx_prefetch_rows(v, row, n_row);
+    };
 #if LCTX_HAS_KEY_INTEGERS
     if (lctx_in_integers(a, columns)) {
-        return lctx_integer_scores(columns, rows, n, (lctx_key_integer *)w.k, w.v, w.s);
+        return lctx_integer_scores(columns, k, n, (lctx_key_integer *)w.k, w.v, w.s, prefetch);
     }
 #endif
+    constexpr int STEP = LCTX_VL == 16 ? 8 : 12;  // rows of a few register tiles
+    const int n_pad = columns.n_pad;
+    int64_t step;
 #if LCTX_HAS_PAIRS
     if (lctx_in_pairs(a, columns)) {
-        const lctx_pair * k = lctx_pair_keys(rows, n, a.head_dim_k, w.k, &step);
-        return lctx_gemm(n, columns.n_pad, a.head_dim_k / 2, k, step, 1, (const lctx_pair *)columns.q, columns.n_pad, w.s, columns.n_pad,
-                         false);
+        const lctx_pair *keys = lctx_pair_keys(k, n, a.head_dim_k, w.k, &step), *q = (const lctx_pair *)columns.q;
+        for (int i = 0; i < n; i += STEP) {
+            const int m = std::min(STEP, n - i);
+            lctx_gemm(m, n_pad, a.head_dim_k / 2, keys + i * step, step, 1, q, n_pad, w.s + i * n_pad, n_pad, false);
+            prefetch(i, m);
+        }
+        return;
     }
 #endif
-    const float * k = lctx_unpack(rows, n, a.head_dim_k, w.k, &step, a.head_dim_k);
-    lctx_scores(columns, k, step, n, w.s, false);
+    const float * keys = lctx_unpack(k, n, a.head_dim_k, w.k, &step, a.head_dim_k);
+    for (int i = 0; i < n; i += STEP) {
+        const int m = std::min(STEP, n - i);
+        lctx_scores(columns, keys + i * step, step, m, w.s + i * n_pad, false);
+        prefetch(i, m);
+    }
 }
 
 // o += p v
@@ -131,11 +161,13 @@ static inline void lctx_block_weigh(const lctx_attend_args & a, const lctx_colum
 template <typename Mask> static inline void lctx_attend_block(const lctx_attend_args & a, const lctx_columns & columns,
                                                               const lctx_cells & cells, const lctx_block & b, const lctx_states & st,
                                                               const lctx_block_scratch & w, Mask && mask) {
-    const lctx_stored k_rows = lctx_stored_keys(a.cache, cells, b.near, b.cell, b.n, b.head, b.seq, a.head_dim_k, w.k);
+    lctx_stored k = lctx_stored_keys(a.cache, cells, b.near, b.cell, b.n, b.head, b.seq, a.head_dim_k, w.k);
+    lctx_stored v = lctx_stored_values(a.cache, b.cell, b.head, b.seq);
+    lctx_set_next(a, b, k, v);
     if (columns.few() && a.head_dim_v % LCTX_VL == 0) {
-        return lctx_attend_few(a, columns, b, k_rows, st, w, mask);
+        return lctx_attend_few(a, columns, b, k, v, st, w, mask);
     }
-    lctx_block_scores(a, columns, k_rows, b.n, w);
+    lctx_block_scores(a, columns, k, v, b.n, w);
     lctx_softcap(w.s, (size_t)b.n * columns.n_pad, a.params.softcap);
     mask(w.s, columns.n_pad, 1);
     if (lctx_softmax_block(w.s, b.n, columns.n_pad, st.m, st.l, w.factor)) {
@@ -143,5 +175,5 @@ template <typename Mask> static inline void lctx_attend_block(const lctx_attend_
             lctx_rescale(st.out(c), w.factor[c], st.dim_v);
         }
     }
-    lctx_block_weigh(a, columns, lctx_stored_values(a.cache, b.cell, b.head, b.seq), b.n, st, w);
+    lctx_block_weigh(a, columns, v, b.n, st, w);
 }

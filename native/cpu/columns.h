@@ -45,14 +45,16 @@ struct lctx_columns {
     int n;
     int n_pad;  // multiple of LCTX_VL
     int dim;
-    bool fixed;  // few columns have sums in the order of many
+    bool fixed;  // rows have sums in the order of transposed columns
+    bool as_rows;
 
     static size_t n_float(int max_pad, int dim) { return (size_t)dim * (std::max(max_pad, LCTX_FEW_COLUMNS) + LCTX_VL); }
-    lctx_columns(float * base, int n, int dim, bool fixed = false)
-        : q(base), n(n), n_pad(lctx_round_up(n, LCTX_VL)), dim(dim), fixed(fixed) {}
+    lctx_columns(float * base, int n, int dim, bool fixed = false) : lctx_columns(base, n, dim, fixed, n <= LCTX_FEW_COLUMNS) {}
+    lctx_columns(float * base, int n, int dim, bool fixed, bool as_rows)
+        : q(base), n(n), n_pad(lctx_round_up(n, LCTX_VL)), dim(dim), fixed(fixed), as_rows(as_rows) {}
 
     bool by_vectors() const { return dim % LCTX_VL == 0; }
-    bool few() const { return n <= LCTX_FEW_COLUMNS && by_vectors(); }
+    bool few() const { return as_rows && by_vectors(); }
     // Columns that are multiplied and not set; what is transposed overwrites everything.
     void clear() const {
         if (few()) {

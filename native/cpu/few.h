@@ -9,7 +9,7 @@
 #include <cmath>
 
 constexpr int LCTX_BLOCK = LCTX_PAGE_ROWS;  // most rows that are worked on at a time
-constexpr int LCTX_FEW_COLUMNS = 8;         // up to here this beats a product padded to vector width
+constexpr int LCTX_FEW_COLUMNS = 8;         // up to here this beats a product of floats that is padded to vector width
 constexpr int LCTX_ACCUMULATORS = LCTX_VL == 16 ? 16 : 8;
 
 // Up to LCTX_BLOCK rows that lie in one page.
@@ -37,6 +37,20 @@ static inline void lctx_prefetch(const char * p, size_t n) {
     }
 }
 
+// n of the rows that are read next, from number `row` on, into the second-level cache.
+static inline void lctx_prefetch_rows(const lctx_stored & rows, int row, int n) {
+    const char * p = rows.next ? rows.next + row * rows.row_size : nullptr;
+    for (size_t i = 0; p && i < n * rows.row_size; i += 64) {
+        __builtin_prefetch(p + i, 0, 2);
+    }
+    asm volatile("");  // a function that only prefetches has no effect for GCC, which leaves its calls out
+}
+
+// The next rows are prefetched beside the first columns.
+static inline lctx_stored lctx_prefetched_once(const lctx_stored & rows, int column) {
+    return {rows.type, rows.row_size, rows.data, column == 0 ? rows.next : nullptr};
+}
+
 // s[column][key] = k_key . q_column for N columns.
 template <typename R, int N> static LCTX_KERNEL void lctx_few_scores_n(const lctx_stored & k, int n, const float * q, int dim, float * s) {
     constexpr int KEYS = LCTX_VL / N;  // keys at a time: N * KEYS sums fill one vector
@@ -62,7 +76,7 @@ template <typename R, int N> static LCTX_KERNEL void lctx_few_scores_n(const lct
                 key[x] = R::load(row[x], d);
             }
             for (int c = 0; c < N; c++) {
-                const lctx_vf qc = lctx_vload(q + c * dim + d);
+                const lctx_vf qc = lctx_vkeep(lctx_vload(q + c * dim + d));
                 for (int x = 0; x < KEYS; x++) {
                     sum[c * KEYS + x] += key[x] * qc;
                 }
@@ -155,12 +169,13 @@ static inline void lctx_few_scores(const lctx_stored & k, int n, const float * q
     lctx_with_rows(k.type, [&](auto rows) {
         using R = decltype(rows);
         for (int c = 0; c < n_col; c += lctx_few_step(n_col - c)) {
+            const lctx_stored kc = lctx_prefetched_once(k, c);
             const float * qc = q + (size_t)c * dim;
             float * sc = s + (size_t)c * LCTX_BLOCK;
             switch (lctx_few_step(n_col - c)) {
-                case 1:  turned ? lctx_few_scores_turned<R, 1>(k, n, qc, dim, sc) : lctx_few_scores_n<R, 1>(k, n, qc, dim, sc); break;
-                case 2:  turned ? lctx_few_scores_turned<R, 2>(k, n, qc, dim, sc) : lctx_few_scores_n<R, 2>(k, n, qc, dim, sc); break;
-                default: turned ? lctx_few_scores_turned<R, 4>(k, n, qc, dim, sc) : lctx_few_scores_n<R, 4>(k, n, qc, dim, sc);
+                case 1:  turned ? lctx_few_scores_turned<R, 1>(kc, n, qc, dim, sc) : lctx_few_scores_n<R, 1>(kc, n, qc, dim, sc); break;
+                case 2:  turned ? lctx_few_scores_turned<R, 2>(kc, n, qc, dim, sc) : lctx_few_scores_n<R, 2>(kc, n, qc, dim, sc); break;
+                default: turned ? lctx_few_scores_turned<R, 4>(kc, n, qc, dim, sc) : lctx_few_scores_n<R, 4>(kc, n, qc, dim, sc);
             }
         }
     });
@@ -171,11 +186,12 @@ template <typename O> static inline void lctx_few_weigh(const lctx_stored & v, i
     lctx_with_rows(v.type, [&](auto rows) {
         using R = decltype(rows);
         for (int c = 0; c < n_col; c += lctx_few_step(n_col - c)) {
+            const lctx_stored vc = lctx_prefetched_once(v, c);
             const float * pc = p + (size_t)c * LCTX_BLOCK;
             switch (lctx_few_step(n_col - c)) {
-                case 1:  lctx_few_weigh_all<R, 1>(v, n, pc, dim, o, c); break;
-                case 2:  lctx_few_weigh_all<R, 2>(v, n, pc, dim, o, c); break;
-                default: lctx_few_weigh_all<R, 4>(v, n, pc, dim, o, c);
+                case 1:  lctx_few_weigh_all<R, 1>(vc, n, pc, dim, o, c); break;
+                case 2:  lctx_few_weigh_all<R, 2>(vc, n, pc, dim, o, c); break;
+                default: lctx_few_weigh_all<R, 4>(vc, n, pc, dim, o, c);
             }
         }
     });

@@ -170,23 +170,26 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_i
     }
 }
 
-template <int RN> static inline void lctx_key_columns(int n, const lctx_key_integer * k, const float * k_scales,
-                                                      const lctx_query_integers & q, int first, float * s) {
+// beside(key, n) is done beside the products of n keys.
+template <int RN, typename F> static inline void lctx_key_columns(int n, const lctx_key_integer * k, const float * k_scales,
+                                                                  const lctx_query_integers & q, int first, float * s, F && beside) {
     constexpr int RM = LCTX_VL == 16 ? 6 : 4;  // 24 of 32 registers; of 16, sums wait in memory while the integers of a group are added
     int i = 0;
     for (; i + RM <= n; i += RM) {
         lctx_key_tile<RM, RN>(k + i * q.n_group * LCTX_KEY_GROUP, k_scales + i * q.n_group, q, first, s + i * q.n_pad);
+        beside(i, RM);
     }
     for (; i < n; i++) {
         lctx_key_tile<1, RN>(k + i * q.n_group * LCTX_KEY_GROUP, k_scales + i * q.n_group, q, first, s + i * q.n_pad);
+        beside(i, 1);
     }
 }
 
-// s[key][column] of n keys; queries were rounded.
+// s[key][column] of n keys; queries were rounded. beside(key, n) is called once for all keys, n of them at a time.
 //   integers  [n][dim], over the floats of keys that were gathered
 //   scales    [n][dim / GROUP]
-static LCTX_ALONE void lctx_integer_scores(const lctx_columns & columns, const lctx_stored & rows, int n, lctx_key_integer * integers,
-                                           float * scales, float * s) {
+template <typename F> static LCTX_ALONE void lctx_integer_scores(const lctx_columns & columns, const lctx_stored & rows, int n,
+                                                                 lctx_key_integer * integers, float * scales, float * s, F && beside) {
     const lctx_query_integers q(columns);
     switch (rows.type) {
         case GGML_TYPE_Q8_0: lctx_fill_keys<block_q8_0>(rows, n, q.n_group, integers, scales); break;
@@ -194,11 +197,12 @@ static LCTX_ALONE void lctx_integer_scores(const lctx_columns & columns, const l
         default:             lctx_fill_keys<lctx_float_group>(rows, n, q.n_group, integers, scales); break;
     }
     int first = 0;
+    const auto once = [&](int key, int n_key) { first == 0 ? beside(key, n_key) : void(); };
     for (; first + 2 * LCTX_VL <= q.n_pad; first += 2 * LCTX_VL) {
-        lctx_key_columns<2>(n, integers, scales, q, first, s);
+        lctx_key_columns<2>(n, integers, scales, q, first, s, once);
     }
     for (; first < q.n_pad; first += LCTX_VL) {
-        lctx_key_columns<1>(n, integers, scales, q, first, s);
+        lctx_key_columns<1>(n, integers, scales, q, first, s, once);
     }
 }
 #endif

@@ -30,6 +30,16 @@ static inline lctx_vf lctx_vset(float x) {
     return x - lctx_vf{};  // a plain broadcast: x - 0 is x for every x, 0 + x is not
 }
 
+// v, loaded once: GCC reads what several products share from memory for each of them, and then loads are the limit.
+static inline lctx_vf lctx_vkeep(lctx_vf v) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#elif defined(__AVX__)
+    asm("" : "+x"(v));
+#endif
+    return v;
+}
+
 static inline lctx_vf lctx_vmax(lctx_vf a, lctx_vf b) {
     return b > a ? b : a;
 }
