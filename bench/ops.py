@@ -19,6 +19,7 @@ from pylongctx._free import available_cpus
 
 N_PREFILL = 512
 PERIOD = 256  # rows between two evictions; chunks divide it
+ROUNDED = ("bf16", "q8_0", "q4_0")  # whose products have factors of 8 bits
 LONGHEADS = "longheads,window=4096"
 CORM = f"corm,window={PERIOD},recent={PERIOD},evict_every={PERIOD}"
 METHODS = {
@@ -28,6 +29,7 @@ METHODS = {
     "longheads+corm": f"{LONGHEADS}+{CORM}",
 }
 DECODE = ["op", "shape", "KV", "us", "flash_attn_ext us", "ratio", "MB", "GB/s", "of bandwidth"]
+TOKENS = ["op", "shape", "KV", "tokens", "us", "of one token", "GFLOP/s", "bound, us", "of bound"]
 PREFILL = ["op", "shape", "KV", "ms", "flash_attn_ext ms", "ratio", "GFLOP/s", "of f32", "of bf16", "flash GFLOP/s"]
 BY_METHOD = ["method", "shape", "KV", "op", "a token, us", "at a border, us", "per token, us", "MB", "GB/s", "ratio"]
 
@@ -38,8 +40,14 @@ def arguments() -> argparse.Namespace:
     add("--shape", action="append", choices=list(SHAPES), help="may be repeated (default: all)")
     add("--kv", default="f16,q8_0,q4_0,bf16", help="types of K and V")
     add("--depth", type=int, default=32768, help=f"rows that are there, a multiple of {PERIOD}")
-    add("--section", action="append", choices=["decode", "prefill", "methods"], help="may be repeated (default: all)")
+    add(
+        "--section",
+        action="append",
+        choices=["decode", "tokens", "prefill", "methods"],
+        help="may be repeated (default: all)",
+    )
     add("--method", action="append", choices=list(METHODS), help="may be repeated (default: all)")
+    add("--tokens", default="1,2,3,5,9", help="section tokens: tokens of a draft that are verified together")
     add("--n-ctx-train", type=int, default=8192)
     add("--held", type=float, default=0.3, help="corm: share of the rows that a head still holds")
     add("--open", type=float, default=0.1, help="corm: share of these that no query of the interval has voted for yet")
@@ -79,6 +87,22 @@ class Bench:
         full, peer = self.turns(self.run(self.args.depth))
         return [["attend", self.name, self.kv, spread(full.times["attend"]), spread(peer),
                  ratio(median(peer), median(full.times["attend"])), *self.memory(full, "attend")]]  # fmt: skip
+
+    def tokens(self) -> list[list[str]]:
+        """Return a row per number of tokens; they have taken turns, and their best times count."""
+        numbers = [int(n) for n in self.args.tokens.split(",")]
+        steps = [[self.step(self.run(self.args.depth, n), "full") for n in numbers] for _ in range(self.args.rounds)]
+        best = [min(min(one.times["attend"]) for one in turns) for turns in zip(*steps, strict=True)]
+        self.limits = self.limits.best(roofline(self.args.threads))  # a host that is shared may have been busy before
+        return [self.of_tokens(n, us, best[0], one) for n, us, one in zip(numbers, best, steps[0], strict=True)]
+
+    def of_tokens(self, n: int, us: float, first: float, step: Step) -> list[str]:
+        """Return the row of ``n`` tokens beside what bandwidth and products allow."""
+        bytes_, flops = step.bytes["attend"], step.flops["attend"]
+        rate = self.limits.gemm_bf16 if self.kv in ROUNDED and n > 1 else self.limits.gemm_f32
+        bound = 1e6 * max(bytes_ / self.limits.read_bandwidth, flops / (rate or self.limits.gemm_f32))
+        return ["attend", self.name, self.kv, str(n), f"{us:.0f}", ratio(us, first), f"{flops / us / 1e3:.0f}",
+                f"{bound:.0f}", share(bound, us)]  # fmt: skip
 
     def prefill(self) -> list[list[str]]:
         full, peer = self.turns(self.run(self.args.depth + N_PREFILL, N_PREFILL, 1))
@@ -158,7 +182,7 @@ def main() -> None:
     args = arguments()
     limits = roofline(args.threads)
     print(first_line(args, limits), flush=True)
-    heads = {"decode": DECODE, "prefill": PREFILL, "methods": BY_METHOD}
+    heads = {"decode": DECODE, "tokens": TOKENS, "prefill": PREFILL, "methods": BY_METHOD}
     for section in args.section or heads:
         lines, refused, limits = section_rows(args, section, limits)
         title = f"{section}; measured in this run: {measured(limits)}"
