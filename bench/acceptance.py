@@ -1,18 +1,21 @@
 """How many draft tokens are right, whether drafts pay or not: each step drafts the same number of tokens.
 
-    python bench/acceptance.py qwen2.5-coder-1.5b --lengths 8192,16384 --window 2048 emma.txt other.txt
+    python bench/acceptance.py qwen2.5-coder-1.5b --lengths 8192,16384 emma.txt other.txt
 
-The beginning of each text is evaluated once, and 160 tokens are generated greedily after it. The model drafts itself
-(``draft="longheads"``). Printed is the share of accepted draft tokens, and the tokens of an answer for each check.
+Of each text the first tokens are evaluated, and 160 tokens are generated greedily after them; then the text continues
+to the next length. The model drafts itself (``draft="longheads"``). Printed is the share of accepted draft tokens, and
+the tokens of an answer for each check. A text that is too short for a length is left out there.
 """
 
 import argparse
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from pylongctx import Llama
 from pylongctx.catalog import resolve
 from pylongctx.engine import draft_length
+from pylongctx.engine.counters import Counters
 from pylongctx.files import read_file
 
 ROOM = 256  # tokens of a context after the text
@@ -23,20 +26,24 @@ def fix_length(n: int) -> None:
     draft_length.DraftLength.choose = lambda self, times, n_others, most: min(n, most)  # type: ignore[method-assign]
 
 
-def measure(model: str, text: str, length: int, window: int, n: int) -> tuple[int, int, int, float]:
-    """Return drafts, drafted and accepted tokens, and the seconds of the prefill."""
-    draft = f"longheads,window={window}"
-    with Llama(resolve(model), n_ctx=length + ROOM, draft=draft, verbose=False) as llm:
-        tokens = llm.tokenize(text.encode())[:length]
-        if len(tokens) < length:
-            raise ValueError(f"the text has {len(tokens)} tokens, fewer than {length}")
-        start = time.perf_counter()
-        llm.prefill(tokens)
-        seconds = time.perf_counter() - start
-        bias = {token: -1e9 for token in llm.session.model.end_tokens.tolist()}
-        llm(tokens, max_tokens=n, temperature=0.0, logit_bias=bias)
-        counters = llm.counters
-        return counters.drafts, counters.drafted_tokens, counters.accepted_tokens, seconds
+def counts(counters: Counters) -> tuple[int, int, int]:
+    """Return drafts, drafted and accepted tokens so far."""
+    return counters.drafts, counters.drafted_tokens, counters.accepted_tokens
+
+
+def measure(args: argparse.Namespace, text: str) -> Iterator[tuple[int, list[int], float]]:
+    """Yield for each length: drafts, drafted and accepted tokens, and the seconds of the prefill."""
+    with Llama(resolve(args.model), n_ctx=max(args.lengths) + ROOM, draft=args.draft, verbose=False) as llm:
+        tokens = llm.tokenize(text.encode())[: max(args.lengths)]
+        ends = {token: -1e9 for token in llm.session.model.end_tokens.tolist()}
+        for length in args.lengths:
+            if len(tokens) < length:
+                return
+            start, before = time.perf_counter(), counts(llm.counters)
+            llm.prefill(tokens[:length])
+            seconds = time.perf_counter() - start
+            llm(tokens[:length], max_tokens=args.n, temperature=0.0, logit_bias=ends)
+            yield length, [now - then for now, then in zip(counts(llm.counters), before, strict=True)], seconds
 
 
 def main() -> None:
@@ -44,21 +51,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("texts", nargs="+")
-    parser.add_argument("--lengths", default="8192")
-    parser.add_argument("--window", type=int, default=2048)
+    parser.add_argument("--lengths", default=[8192], type=lambda text: sorted(map(int, text.split(","))))
+    parser.add_argument("--draft", default="longheads,window=2048")
     parser.add_argument("--drafts", type=int, default=4, help="tokens of a draft (4)")
     parser.add_argument("-n", type=int, default=160, help="tokens of an answer (160)")
     args = parser.parse_args()
     fix_length(args.drafts)
-    print("| text | tokens | accepted | tokens per check | prefill, s |\n|---|---:|---:|---:|---:|")
-    for length in map(int, args.lengths.split(",")):
-        totals = [0, 0, 0]
-        for path in args.texts:
-            text = read_file(path).text
-            *counts, seconds = measure(args.model, text, length, args.window, args.n)
-            totals = [a + b for a, b in zip(totals, counts, strict=True)]
-            print(f"| {Path(path).stem} | {length} | {row(*counts)} | {seconds:.0f} |", flush=True)
-        print(f"| all | {length} | {row(*totals)} | |", flush=True)
+    totals = {length: [0, 0, 0, 0] for length in args.lengths}
+    print("| text | tokens | accepted | tokens per check | prefill, s |\n|---|---:|---:|---:|---:|", flush=True)
+    for path in args.texts:
+        for length, found, seconds in measure(args, read_file(path).text):
+            totals[length] = [a + b for a, b in zip(totals[length], [1, *found], strict=True)]
+            print(f"| {Path(path).stem} | {length} | {row(*found)} | {seconds:.0f} |", flush=True)
+    for length, (n, *found) in totals.items():
+        print(f"| {n} texts | {length} | {row(*found) if n else '|'} | |")
 
 
 def row(drafts: int, drafted: int, accepted: int) -> str:
