@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import error, lib
-from pylongctx.engine.compress import compress
+from pylongctx.engine.compress import CompressionReport, compress
 from pylongctx.engine.documents import Document
 from pylongctx.engine.usage import KVUsage, OffloadUsage
 from pylongctx.generating import GeneratingCompleter
@@ -141,7 +141,7 @@ class ReadingCompleter(GeneratingCompleter):
             raise IndexError(f"the model has {shape[0]} layers of at most {shape[1]} KV heads, not ({layer}, {head})")
         return self.session.context.held_rows(layer, head)
 
-    def compress(self, ratio: float) -> None:
+    def compress(self, ratio: float) -> CompressionReport:
         """Evict most KV entries of a text, independently of later questions: for ``method="kvzip"``, alone or composed.
 
         The text is replayed after itself in pieces of up to 2000 tokens, for which ``n_ctx`` must have room; this takes
@@ -153,6 +153,11 @@ class ReadingCompleter(GeneratingCompleter):
         ratio : float
             Fraction of the entries of a full cache to keep, above 0 and at most 1. A text that is already compressed
             keeps at most its current entries.
+
+        Returns
+        -------
+        CompressionReport
+            Bytes before and after, seconds, and how much the model's predictions changed where it repeats the text.
 
         Raises
         ------
@@ -179,4 +184,4 @@ class ReadingCompleter(GeneratingCompleter):
         if self._solo.engine.library is not None:
             reason = "kv_store cannot store a compressed text: open without it, or use read(text, ratio=...)"
             raise error(lib.LCTX_INVALID, reason)
-        compress(self.session, ratio)
+        return compress(self.session, ratio)

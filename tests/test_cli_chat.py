@@ -158,6 +158,32 @@ def test_methods_change_while_talking(tmp_path):
     assert third < first + 20
 
 
+@pytest.mark.parametrize(("percent", "warns"), [("50%", False), ("2", True)])
+def test_a_conversation_is_compressed(percent, warns):
+    lines = ["/compress 10", "Tell me a story. " * 40, f"/compress {percent}", "/stats", "And then?"]
+    done = run("chat", *YES, "--method", "kvzip", input="\n".join(lines) + "\n")
+    assert "there is nothing to compress: there are no messages" in done.stderr
+    assert re.search(r"replaying \d+ tokens, about \d+ s; Ctrl-C leaves the KV cache as it is", done.stderr)
+    before, after = re.search(r"compressed \d+ tokens from (\S+ \S+) to (\S+ \S+) in \d+ s", done.stderr).groups()
+    assert before != after and f"KV {after}" in done.stderr
+    assert ("answers may be wrong" in done.stderr) == warns
+    assert len(done.stdout.strip()) > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "command", "message"),
+    [
+        (["--method", "kvzip"], "/compress", "usage: /compress PERCENT"),
+        (["--method", "kvzip"], "/compress 120", "more than 0 and at most 100 percent, not 120"),
+        (["--method", "kvzip"], "/compress nan", "more than 0 and at most 100 percent, not nan"),
+        (["--method", "full"], "/compress 30%", "/compress needs a method that compresses: /method kvzip"),
+    ],
+)
+def test_what_cannot_be_compressed(args, command, message):
+    done = run("chat", *YES, *args, input=f"Hello\n{command}\n")
+    assert message in done.stderr and done.returncode == 1
+
+
 def test_without_a_method():
     lines = ["Hello?", "/regen", "/stats", "/method full", "And then?", "/method none", "And then?"]
     done = run("chat", *YES, "--method", "none", input="\n".join(lines))

@@ -338,6 +338,40 @@ def test_a_replay_that_is_stopped_changes_nothing(start, logits, end):
         check_goes_on(llm, text, logits)
 
 
+def repeated(llm: Llama, probe: np.ndarray) -> np.ndarray:
+    """Return the log-probabilities of the last tokens of a probe, and rewind."""
+    n = llm.n_tokens
+    llm.eval(probe.tolist())
+    logits = np.array(llm.scores[llm.n_tokens - compress.PROBE : llm.n_tokens], np.float64)
+    llm.session.rewind(n)
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def test_the_report_says_what_was_freed_and_what_changed(start):
+    text, changes = random_tokens(1, N), []
+    for ratio in (1.0, 0.6, 0.1):
+        with start(logits_all=True) as llm:
+            llm.eval(text)
+            held, probes = llm.kv_usage().bytes, list(compress.probes_of(llm.session))
+            before = [repeated(llm, probe) for probe in probes]
+            report = llm.compress(ratio)
+            pairs = [(p, repeated(llm, probe)) for p, probe in zip(before, probes, strict=True)]
+            assert len(pairs) == compress.PROBES
+            assert (report.n_tokens, report.bytes_before, report.bytes_after) == (N, held, llm.kv_usage().bytes)
+            wanted = np.mean([(np.exp(p) * (p - q)).sum(axis=1) for p, q in pairs])
+            np.testing.assert_allclose(report.divergence, wanted, atol=1e-4)
+            changes.append(report.divergence)
+    assert abs(changes[0]) < 1e-5 < changes[1] < changes[2]
+    assert replace(report, divergence=0.2).drifts and not replace(report, divergence=0.05).drifts
+
+
+def test_a_text_too_short_to_repeat_is_compressed(start):
+    with start() as llm:
+        llm.eval(random_tokens(1, 70))
+        assert not list(compress.probes_of(llm.session))
+        assert llm.compress(0.5).divergence == 0.0
+
+
 def test_a_replay_is_taken_back_before_rows_leave(lib, open_session):
     session = open_session("llama", "kvzip", n_ctx=100)
     session.decode(random_tokens(1, 40))

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pylongctx._units import bytes_text
 from pylongctx.cli.arguments import number
@@ -17,6 +18,9 @@ from pylongctx.cli.conversation import Conversation
 from pylongctx.cli.method import name_of, read_method, with_method
 from pylongctx.cli.options import open_llama
 from pylongctx.files import read_file
+
+if TYPE_CHECKING:
+    from pylongctx.engine.compress import CompressionReport
 
 MOST_FILES = 100  # per /glob
 WAYS_OUT = (
@@ -29,6 +33,7 @@ SETTINGS: dict[str, Callable[[str], float]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "xtc_probability", "dry_multiplier"), number),
     **dict.fromkeys(("top_k", "seed", "max_tokens"), int),
 }
+REPLAYS = 2.5  # time of a compression, in prefills
 LEAVE = ("exit", "quit", "bye")
 
 
@@ -77,6 +82,7 @@ class Commands(ABC):
             Command("/save FILE", "save the conversation and its KV cache", self.save),
             Command("/load FILE", "continue a conversation saved with /save", self.load),
             Command("/method [SPEC]", "show the method, or prefill the conversation with another one", self.method),
+            Command("/compress PERCENT", "keep a part of the KV cache of all messages (--method kvzip)", self.compress),
             Command("/stats", "show memory use", self.stats),
             Command("/help", "show this list, like /?", self.help),
         )
@@ -228,6 +234,28 @@ class Commands(ABC):
             raise
         self.output.note(f"{name_of(self.conversation.llm.method)}; {self.conversation.used}")
 
+    def compress(self, percent: str) -> None:
+        """Evict most KV entries of the conversation so far, and report what that changed."""
+        conversation, ratio = self.conversation, _share(percent)
+        llm = conversation.llm
+        if llm.method is None or not any(part.waits for part in llm.method.parts):
+            raise ValueError("/compress needs a method that compresses: /method kvzip, or start with --method kvzip")
+        if not conversation.messages:
+            raise ValueError("there is nothing to compress: there are no messages")
+        conversation.read()
+        speed = conversation.turn.prompt_speed
+        about = f", about {REPLAYS * llm.n_tokens / speed:.0f} s" if speed else ""
+        self.output.note(f"replaying {llm.n_tokens} tokens{about}; Ctrl-C leaves the KV cache as it is")
+        self.report(llm.compress(ratio))
+
+    def report(self, done: CompressionReport) -> None:
+        """Show what a compression freed, and warn if predictions have changed."""
+        sizes = f"{bytes_text(done.bytes_before)} to {bytes_text(done.bytes_after)}"
+        self.output.note(f"compressed {done.n_tokens} tokens from {sizes} in {done.seconds:.0f} s")
+        if done.drifts:
+            change = f"where the model repeats the text, its predictions changed by {done.divergence:.2f} nats"
+            self.output.note(f"{change}: answers may be wrong; start again and keep more")
+
     def _open(self) -> None:
         self.conversation.llm.close()
         self.conversation.switch(open_llama(self.args, self.meter))
@@ -248,6 +276,18 @@ TYPING = (
     "One Ctrl-C stops an answer. Pasted lines form one message. A backslash at the end of a line",
     'continues it; """ encloses several lines. Tab completes commands and paths.',
 )
+
+
+def _share(text: str) -> float:
+    """Return a share: ``30``, ``30%`` and ``0.3`` are the same."""
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        raise ValueError("usage: /compress PERCENT, for instance /compress 30%") from None
+    share = number if number < 1 and not text.endswith("%") else number / 100
+    if not 0 < share <= 1:
+        raise ValueError(f"/compress keeps more than 0 and at most 100 percent, not {text}")
+    return share
 
 
 def _path(text: str, usage: str) -> Path:

@@ -59,6 +59,11 @@ class Turn:
         return f"{prompt}; {self.answer}{gone}"
 
     @property
+    def prompt_speed(self) -> float:
+        """Tokens of the prompt per second; 0 if there were none."""
+        return self.n_prompt / self.prompt_seconds if self.prompt_seconds else 0.0
+
+    @property
     def answer(self) -> str:
         """The answer's length and speed."""
         return f"answer {self.n_answer} tokens{_rate(self.n_answer, self.answer_seconds)}"

@@ -1,6 +1,11 @@
-"""Compression of an evaluated text: it is replayed in pieces, and KV entries that the replay attended to are kept."""
+"""Compression of an evaluated text: it is replayed in pieces, and KV entries that the replay attended to are kept.
 
+Parts of the text are repeated before and after it, to measure how much the model's predictions change.
+"""
+
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +20,40 @@ OVERLAP = 8  # tokens before a piece that identify its beginning
 FIRST = b"\n\nRepeat the previous context exactly.\n\n"
 LATER = b"\n\nRepeat the part of the previous context exactly, starting with "
 NOTHING = np.empty(0, np.int32)
+PROBES, PROBE = 3, 16  # parts of the text whose repetition is compared, and their tokens
+DRIFT = 0.1  # mean divergence, in nats, from which on ``CompressionReport.drifts`` is true
 
 
-def compress(session: Session, ratio: float) -> None:
+@dataclass(frozen=True)
+class CompressionReport:
+    """What a compression freed, and what it changed.
+
+    Attributes
+    ----------
+    n_tokens : int
+        Tokens of the text.
+    bytes_before, bytes_after : int
+        KV memory held before and after.
+    seconds : float
+        Time of the replay and the eviction, without the prefill.
+    divergence : float
+        Mean Kullback-Leibler divergence, in nats, of the next-token probabilities after the compression from those
+        before it, where the model repeats three parts of the text.
+    """
+
+    n_tokens: int
+    bytes_before: int
+    bytes_after: int
+    seconds: float
+    divergence: float
+
+    @property
+    def drifts(self) -> bool:
+        """True if answers are likely to differ: the divergence is above 0.1."""
+        return self.divergence > DRIFT
+
+
+def compress(session: Session, ratio: float) -> CompressionReport:
     """Keep a fraction of all KV entries, see ``Llama.compress``."""
     check_share("ratio", ratio)
     if ratio is None:
@@ -25,6 +61,52 @@ def compress(session: Session, ratio: float) -> None:
     with session.lock:
         session.context.abort = False
         session.eval(NOTHING)  # synchronizes cache and tokens
+        session.context.begin_replay(session.seq)  # refuses what cannot be compressed
+        session.context.end_replay(session.seq)
+        started, held = time.perf_counter(), session.context.kv_usage().bytes
+        probes = list(probes_of(session))
+        before = [_repeated(session, probe) for probe in probes]
+        _evict(session, ratio)
+        changes = [_divergence(one, _repeated(session, probe)) for one, probe in zip(before, probes, strict=True)]
+        freed = session.context.kv_usage().bytes
+        divergence = float(np.mean(changes)) if changes else 0.0
+        return CompressionReport(session.n_tokens, held, freed, time.perf_counter() - started, divergence)
+
+
+def probes_of(session: Session) -> Iterator[NDArray[np.int32]]:
+    """Yield what is evaluated after the text to compare: a request to repeat it, and its tokens from three places."""
+    text, prompt = session.tokens.copy(), _tokens(session.model, LATER)
+    room = session.n_ctx - len(text) - len(prompt)
+    if len(text) < PROBES * (OVERLAP + PROBE) or room < OVERLAP + PROBE:
+        return
+    for i in range(PROBES):
+        start = (2 * i + 1) * (len(text) - OVERLAP - PROBE) // (2 * PROBES)
+        yield np.concatenate([prompt, text[start : start + OVERLAP + PROBE]])
+
+
+def _repeated(session: Session, probe: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Return the logits [PROBE, n_vocab] of the last tokens of a probe, and rewind."""
+    n, n_vocab = session.n_tokens, session.context.n_vocab
+    logits = np.empty((PROBE, n_vocab), np.float32)
+    wanted = np.zeros(len(probe), np.int8)
+    wanted[-PROBE:] = 1
+    _checkpoint(session)
+    try:
+        _decode(session, n, probe, wanted, logits)
+    finally:
+        _rewind(session, n)
+    return logits
+
+
+def _divergence(base: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Return the mean divergence of rows of logits."""
+    p, q = (rows - np.logaddexp.reduce(rows, axis=1, keepdims=True) for rows in (base, other))
+    return float((np.exp(p) * (p - q)).sum(axis=1).mean())
+
+
+def _evict(session: Session, ratio: float) -> None:
+    """Replay the text, and keep the entries with the largest votes."""
+    with session.lock:
         most = session.context.begin_replay(session.seq)
         n = session.n_tokens
         try:
@@ -38,18 +120,35 @@ def compress(session: Session, ratio: float) -> None:
 
 def _replay(session: Session, most: int) -> None:
     """Collect votes of the replayed text's queries, rewinding after each piece."""
-    context, text = session.context, session.tokens.copy()
-    if context.keeps_checkpoints and (refusal := context.checkpoint(session.seq)):
-        raise error(lib.LCTX_FAILED, refusal)
+    text = session.tokens.copy()
+    _checkpoint(session)
     for tokens in replays(session, text, most):
-        done = 0
-        while done < len(tokens):
-            part = tokens[done : done + context.step(len(text) + done, len(tokens) - done)]
-            positions = np.arange(len(text) + done, len(text) + done + len(part), dtype=np.int32)
-            context.decode(part, positions, np.full_like(part, session.seq), np.zeros(len(part), np.int8), NO_ROWS)
-            done += len(part)
-        if context.truncate(len(text), session.seq):
-            session.eval(NOTHING)  # may evaluate the end of the text again after a rewind
+        _decode(session, len(text), tokens, np.zeros(len(tokens), np.int8), NO_ROWS)
+        _rewind(session, len(text))
+
+
+def _checkpoint(session: Session) -> None:
+    if session.context.keeps_checkpoints and (refusal := session.context.checkpoint(session.seq)):
+        raise error(lib.LCTX_FAILED, refusal)
+
+
+def _decode(
+    session: Session, n: int, tokens: NDArray[np.int32], wanted: NDArray[np.int8], logits: NDArray[np.float32]
+) -> None:
+    """Evaluate tokens after ``n`` others, as many in a step as can be undone; logits has a row for each wanted one."""
+    context, done = session.context, 0
+    while done < len(tokens):
+        end = done + context.step(n + done, len(tokens) - done)
+        first, last = (int(wanted[:at].sum()) for at in (done, end))
+        part = tokens[done:end]
+        positions = np.arange(n + done, n + done + len(part), dtype=np.int32)
+        context.decode(part, positions, np.full_like(part, session.seq), wanted[done:end], logits[first:last])
+        done = end
+
+
+def _rewind(session: Session, n: int) -> None:
+    if session.context.truncate(n, session.seq):
+        session.eval(NOTHING)  # may evaluate the end of the text again after a rewind
 
 
 def replays(session: Session, text: NDArray[np.int32], most: int) -> Iterator[NDArray[np.int32]]:

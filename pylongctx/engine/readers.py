@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from pylongctx._log import LOG
-from pylongctx.engine.compress import compress
+from pylongctx.engine.compress import CompressionReport, compress
 from pylongctx.engine.documents import Document, Documents, without
 from pylongctx.engine.fetch import Fetch
 from pylongctx.engine.job import Job
@@ -71,7 +71,7 @@ class Readers:
             return None
         try:
             if document.ratio is not None:
-                compress(session, document.ratio)
+                _warn(document, compress(session, document.ratio))
             self._documents.keep(document, session.context.part(0, session.n_tokens, session.seq))
         except (LctxError, MemoryError) as reason:
             return reason
@@ -81,6 +81,12 @@ class Readers:
                 self._library.keep(document)
             session.clear()  # the compressed rows are only valid for prompts with the document
         return None
+
+
+def _warn(document: Document, report: CompressionReport) -> None:
+    if report.drifts:
+        change = f"predictions in {document.name[:40]!r} changed by {report.divergence:.2f} nats"
+        LOG.warning("%s with ratio %g: answers may be wrong; keep more", change, document.ratio)
 
 
 def is_missing(document: Document | None) -> bool:
