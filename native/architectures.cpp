@@ -2,7 +2,7 @@
 
 #include "llama-cparams.h"
 #include "llama-model.h"
-#include "methods/method.h"
+#include "refusal.h"
 
 #include <algorithm>
 #include <vector>

@@ -6,7 +6,7 @@
 #include "llama.h"
 #include "memory/memory.h"
 #include "overrides.h"
-#include "rpc.h"
+#include "rpc/rpc.h"
 #include "trace.h"
 
 #include <memory>

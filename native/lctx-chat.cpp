@@ -1,10 +1,10 @@
 // The C API: chat templates, by llama.cpp's common/.
 #include "chat.h"
+#include "chat/nesting.h"
+#include "chat/required.h"
 #include "firewall.h"
 #include "log.h"
-#include "methods/method.h"
-#include "nesting.h"
-#include "required.h"
+#include "refusal.h"
 #include "text.h"
 
 #include <new>

@@ -3,7 +3,7 @@
 #include "handles.h"
 #include "lctx.h"
 #include "ops/ops.h"
-#include "rpc.h"
+#include "rpc/rpc.h"
 
 #include <cstring>
 #include <sstream>

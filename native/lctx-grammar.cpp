@@ -1,9 +1,9 @@
 // The C API: a grammar around schemas.
-#include "constraint.h"
+#include "chat/constraint.h"
+#include "chat/nesting.h"
 #include "firewall.h"
 #include "handles.h"
 #include "log.h"
-#include "nesting.h"
 
 #include <cmath>
 #include <memory>

@@ -1,11 +1,11 @@
 // The C API: what a model's answer says, by llama.cpp's common/.
 #include "chat-peg-parser.h"
 #include "chat.h"
+#include "chat/leaf.h"
+#include "chat/nesting.h"
 #include "firewall.h"
-#include "leaf.h"
 #include "log.h"
-#include "methods/method.h"
-#include "nesting.h"
+#include "refusal.h"
 #include "text.h"
 
 #include <cctype>

@@ -1,10 +1,10 @@
 // The C API: llama.cpp's sampler chain on one row of logits, and a grammar beside it.
-#include "constraint.h"
+#include "chat/constraint.h"
+#include "chat/grammar.h"
+#include "chat/nesting.h"
 #include "firewall.h"
-#include "grammar.h"
 #include "handles.h"
 #include "log.h"
-#include "nesting.h"
 
 #include <algorithm>
 #include <cmath>

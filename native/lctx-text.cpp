@@ -1,6 +1,6 @@
 // The C API: text made by the library, and grammars of JSON schemas.
+#include "chat/nesting.h"
 #include "json-schema-to-grammar.h"
-#include "nesting.h"
 #include "text.h"
 
 const char * lctx_text_get(const lctx_text * text) {

@@ -1,8 +1,8 @@
 #include "overrides.h"
 
+#include "chat/nesting.h"
 #include "ggml-backend.h"
-#include "methods/method.h"
-#include "nesting.h"
+#include "refusal.h"
 
 #include <cstring>
 #include <map>

@@ -1,4 +1,4 @@
-"""Products of quantized weights with columns (native/cpu/multiply.cpp) against numpy."""
+"""Products of quantized weights with columns (native/weights/multiply.cpp) against numpy."""
 
 import numpy as np
 import op  # noqa: F401  # skips where the library runs no single ops

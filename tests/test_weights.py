@@ -1,4 +1,4 @@
-"""Which weights ggml repacks when a model is opened (``native/cpu/weights.cpp``), and what comes out of them."""
+"""Which weights ggml repacks when a model is opened (``native/weights/weights.cpp``), and what comes out of them."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
 #include "rope.h"
 
-#include "../methods/method.h"
+#include "../refusal.h"
 
 #include <algorithm>
 #include <cmath>

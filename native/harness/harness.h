@@ -137,13 +137,14 @@ typedef struct lctx_multiply_args {
     const int32_t * ids;  // [n_columns][n_used]
     float * out;          // [n_columns][n_used][n_rows]
     int32_t fixed;        // 1: its sums have one order (native/ops/fixed.h)
-    int32_t is_ours;      // result: 1 when native/cpu/multiply.cpp computed it, 0: ggml
+    int32_t is_ours;      // result: 1 when native/weights/multiply.cpp computed it, 0: ggml
     double us;            // result: shortest time in microseconds
 } lctx_multiply_args;
 
 int32_t lctx_multiply_run(lctx_multiply_args * args, char * err, size_t err_size);
 
-// An op on rows of floats (native/cpu/rowwise.cpp): with b [n_rows] each row of a times its number; with b [n_rows][n] the gate of gpt-oss.
+// An op on rows of floats (native/weights/rowwise.cpp): with b [n_rows] each row of a times its number; with b [n_rows][n] the gate of
+// gpt-oss.
 typedef struct lctx_rowwise_args {
     int32_t n;
     int32_t n_rows;
@@ -154,7 +155,7 @@ typedef struct lctx_rowwise_args {
     const float * a;  // [n_rows][n]
     const float * b;
     float * out;      // [n_rows][n]
-    int32_t is_ours;  // result: 1 when native/cpu/rowwise.cpp computed it, 0: ggml
+    int32_t is_ours;  // result: 1 when native/weights/rowwise.cpp computed it, 0: ggml
 } lctx_rowwise_args;
 
 int32_t lctx_rowwise_run(lctx_rowwise_args * args, char * err, size_t err_size);

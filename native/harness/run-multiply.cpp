@@ -1,6 +1,6 @@
 // One product of a weight, or of the weights of experts, with columns.
-#include "../cpu/multiply.h"
 #include "../ops/fixed.h"
+#include "../weights/multiply.h"
 #include "run.h"
 
 namespace {

@@ -1,5 +1,5 @@
 // One op on rows of floats.
-#include "../cpu/rowwise.h"
+#include "../weights/rowwise.h"
 #include "run.h"
 
 namespace {

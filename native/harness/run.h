@@ -3,8 +3,8 @@
 
 #include "../firewall.h"
 #include "../lctx.h"
-#include "../methods/method.h"
 #include "../ops/ops.h"
+#include "../refusal.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"

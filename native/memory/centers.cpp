@@ -1,6 +1,6 @@
 #include "centers.h"
 
-#include "../methods/method.h"
+#include "../refusal.h"
 #include "means.h"
 
 namespace {

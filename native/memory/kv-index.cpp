@@ -1,5 +1,5 @@
 // The index of rows that were written from elsewhere.
-#include "../methods/method.h"
+#include "../refusal.h"
 #include "kv-store.h"
 
 #include "ggml-cpu.h"

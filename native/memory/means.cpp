@@ -1,6 +1,6 @@
 #include "means.h"
 
-#include "../methods/method.h"
+#include "../refusal.h"
 
 #include "ggml-cpu.h"
 

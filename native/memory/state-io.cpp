@@ -1,6 +1,6 @@
 #include "state-io.h"
 
-#include "../methods/method.h"
+#include "../refusal.h"
 #include "ggml-backend.h"
 
 #include <cstring>

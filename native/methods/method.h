@@ -3,18 +3,13 @@
 #pragma once
 
 #include "../ops/ops.h"
+#include "../refusal.h"
 
 #include <map>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
-
-// Why something cannot be served, in words for the user.
-struct lctx_refusal : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
 
 // What automatic choices depend on. n_ctx_train counts rope scaling in: positions that the model can tell apart.
 struct lctx_method_env {

@@ -7,7 +7,7 @@ from typing import Any
 from pylongctx.schema import SHARED, Held, hold
 
 MARK = "<schema>"
-FIRST = 1 << 30  # the token of the first placeholder, see native/grammar.h
+FIRST = 1 << 30  # the token of the first placeholder, see native/chat/grammar.h
 LITERAL = re.compile(rf'"{{\\"{MARK}\\":(\d+)}}"')  # a placeholder in the converter's output
 # keywords without constraints
 NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"})

@@ -1,7 +1,7 @@
 #include "roofline.h"
 
-#include "../../cpu/bytes.h"
 #include "../../cpu/gemm.h"
+#include "../../weights/bytes.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // Products of a panel (panel.h) with a tile of columns of bytes.
 #pragma once
 
+#include "../cpu/round.h"
 #include "panel.h"
-#include "round.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>

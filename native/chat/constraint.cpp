@@ -1,10 +1,10 @@
 #include "constraint.h"
 
+#include "../firewall.h"
+#include "../log.h"
+#include "../refusal.h"
 #include "common.h"
-#include "firewall.h"
 #include "grammar.h"
-#include "log.h"
-#include "methods/method.h"
 #include "reasoning-budget.h"
 
 #include <algorithm>

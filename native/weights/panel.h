@@ -2,8 +2,8 @@
 // becomes bytes.
 #pragma once
 
-#include "dot.h"
-#include "half.h"
+#include "../cpu/dot.h"
+#include "../cpu/half.h"
 
 #define GGML_COMMON_DECL_C
 #include "ggml-common.h"

@@ -1,8 +1,8 @@
 // What is wrong with a grammar, before llama.cpp sees it.
 #pragma once
 
+#include "../refusal.h"
 #include "llama.h"
-#include "methods/method.h"
 
 #include <string>
 

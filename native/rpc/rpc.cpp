@@ -1,8 +1,8 @@
 #include "rpc.h"
 
-#include "firewall.h"
-#include "methods/method.h"
-#include "rpc-version.h"
+#include "../firewall.h"
+#include "../refusal.h"
+#include "../rpc-version.h"
 
 #include <netdb.h>
 #include <sys/socket.h>

@@ -1,6 +1,6 @@
 #include "pattern.h"
 
-#include "methods/method.h"
+#include "../refusal.h"
 
 #include <algorithm>
 #include <cctype>

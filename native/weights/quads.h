@@ -1,11 +1,11 @@
 // Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0, Q4_1, Q8_0 and MXFP4.
 #pragma once
 
+#include "../cpu/dot.h"
+#include "../cpu/half.h"
+#include "../cpu/round.h"
 #include "ahead.h"
-#include "dot.h"
-#include "half.h"
 #include "panel.h"
-#include "round.h"
 
 #if LCTX_HAS_DOT
 #define LCTX_HAS_QUADS 1

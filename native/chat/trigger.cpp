@@ -1,7 +1,7 @@
 #include "trigger.h"
 
+#include "../refusal.h"
 #include "common.h"
-#include "methods/method.h"
 
 #include <algorithm>
 

@@ -1,9 +1,9 @@
 // Ops on rows of floats that mixtures of experts need for every token, and that ggml computes value by value.
 #include "rowwise.h"
 
+#include "../cpu/vec.h"
 #include "ggml-cpu-impl.h"
 #include "traits.h"
-#include "vec.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 #include "grammar-budget.h"
 
+#include "../hooks.h"
 #include "grammar.h"
-#include "hooks.h"
 
 #include <time.h>
 

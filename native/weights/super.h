@@ -2,9 +2,9 @@
 // floats. Of Q4_K, Q5_K and Q6_K.
 #pragma once
 
+#include "../cpu/round.h"
 #include "ahead.h"
 #include "panel.h"
-#include "round.h"
 
 #if defined(__AVX512VNNI__) || defined(__AVX2__)
 #define LCTX_HAS_SUPER 1

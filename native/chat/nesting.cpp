@@ -1,6 +1,6 @@
 #include "nesting.h"
 
-#include "methods/method.h"
+#include "../refusal.h"
 
 #include <algorithm>
 
