@@ -1,6 +1,6 @@
-"""Write the cffi module (ABI mode, out of line) from the marked block of native/lctx.h.
+"""Write the cffi module (ABI mode, out of line) from the marked blocks of native/counts.h and native/lctx.h.
 
-The build runs ``python native/build_ffi.py HEADER OUTPUT``.
+The build runs ``python native/build_ffi.py HEADER... OUTPUT``.
 """
 
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 from cffi import FFI
 
 BEGIN, END = "// [cdef begin]", "// [cdef end]"
-USAGE = "usage: build_ffi.py HEADER OUTPUT"
+USAGE = "usage: build_ffi.py HEADER... OUTPUT"
 
 
 def read_cdef(header: Path) -> str:
@@ -21,16 +21,18 @@ def read_cdef(header: Path) -> str:
     return cdef
 
 
-def emit(header: Path, output: Path) -> None:
-    """Parse the cdef of ``header`` and write the Python module ``output``."""
+def emit(headers: list[Path], output: Path) -> None:
+    """Parse the cdef of the headers, in order, and write the Python module ``output``."""
     ffi = FFI()
-    ffi.cdef(read_cdef(header))
+    for header in headers:
+        ffi.cdef(read_cdef(header))
     ffi.set_source("pylongctx._ffi_generated", None)
     output.parent.mkdir(parents=True, exist_ok=True)
     ffi.emit_python_code(str(output))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         raise SystemExit(USAGE)
-    emit(Path(sys.argv[1]), Path(sys.argv[2]))
+    *headers, output = map(Path, sys.argv[1:])
+    emit(headers, output)

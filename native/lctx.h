@@ -1,12 +1,14 @@
 // The C API of pylongctx.
 //
-// The block between the two markers is the cffi cdef, read verbatim by native/build_ffi.py: opaque structs, plain
+// The blocks between the two markers, here and in counts.h, are the cffi cdef, read verbatim by native/build_ffi.py: opaque structs, plain
 // structs of fixed-size fields, enums with values, functions. No macros but numbers, no llama.h types.
 //
 // Handles: lctx_model_load and lctx_context_create return a handle even when they fail; then *_error() gives the reason
 // and only *_error() and *_free() may be called. One call at a time per handle; different contexts may run in parallel.
 // No function throws, and none aborts on bad arguments; pointers are valid for what they are said to hold. Questions change nothing.
 #pragma once
+
+#include "counts.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -190,21 +192,6 @@ void lctx_context_params_default(lctx_context_params * params);
 // NULL or "" leaves llama.cpp's own KV cache in place. Never NULL; check lctx_context_error.
 lctx_context * lctx_context_create(lctx_model * model, const lctx_context_params * params, const char * method);
 
-// What a context holds on one device, in bytes.
-typedef struct lctx_sizes {
-    const char * device;  // a string of the library, never freed; "CPU": memory of the host
-    uint64_t weights;
-    uint64_t k;        // rows in pages; in llama.cpp's own cache all that it keeps of keys
-    uint64_t v;        // the same for values
-    uint64_t chunks;   // keys in few bits, or summaries of chunks and queries of the open one
-    uint64_t near;     // keys at exact positions, next to grouped ones
-    uint64_t other;    // block tables, lists of the rows that heads hold
-    uint64_t rest;     // sliding windows and recurrent states, which are llama.cpp's own, with their checkpoints at most; of a hybrid
-                       // without a method also keys and values
-    uint64_t compute;  // of graphs
-    uint64_t free;     // of the device; 0: it does not tell, or is the host
-} lctx_sizes;
-
 // What a context with these parameters would hold when its text fills n_ctx, by device, the host first; nothing of that is allocated.
 // Where heads evict: at most, but with corm, whose heads decide for themselves, at least. model was loaded dry; params->n_ctx 0 is
 // replaced by what it stands for. Returns how many devices there are, of which at most n_max are written, or LCTX_INVALID with the reason
@@ -337,49 +324,15 @@ void lctx_clear(lctx_context * ctx);
 // must outlive the context; NULL: none.
 void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag);
 
-typedef struct lctx_kv_info {
-    uint64_t bytes;       // of K and V in pages that hold rows now, near keys, what is kept of chunks, and the lists of rows
-    uint64_t peak_bytes;  // most bytes ever held
-    uint64_t full_bytes;  // what a full cache of the same types holds for the same tokens
-    uint64_t rest_bytes;  // beside these: what stays llama.cpp's own (sliding windows, recurrent states), and checkpoints
-    // Of devices that map memory in grains (2 MiB on an NVIDIA GPU): all that is mapped for the method; 0 where there is none such
-    uint64_t mapped_bytes;
-    int32_t n_layer;
-    int32_t n_head_kv;  // largest over the layers
-} lctx_kv_info;
-
 // KV memory of the context as it is: evictions that are due are done when the next token comes. rows: NULL or int32[n_layer][n_head_kv],
 // rows held per layer and KV head. LCTX_INVALID when the context runs without a method.
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows);
-
-// Units of rows with kv_offload: chunks where these divide 64 rows, else 64 rows. Counts are of all layers and heads, since the context was
-// created.
-typedef struct lctx_offload_info {
-    uint64_t n_hit;   // units that lay on the device when they were wanted
-    uint64_t n_miss;  // units that were brought
-    uint64_t n_far;   // units that were read where they are: more were wanted at once than fit
-    uint64_t device_bytes;
-    uint64_t unit_bytes;  // of one unit: K and V of one head
-    int32_t n_staged;     // units of a head on the device; 0: no kv_offload
-    int32_t n_chosen;     // units of a head that one query reads at most where it chooses
-} lctx_offload_info;
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info);
 
 // The rows that a KV head of a layer holds, ascending, and their scores (integers, or the bits of floats: the rule's business). rows,
 // scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head that does not exist.
 int32_t lctx_seq_held(const lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
-
-// What the host has done beside the kernels since the context was created: per token none of it may grow with the tokens before.
-typedef struct lctx_work {
-    int64_t n_graph;      // evaluations of the model's graph, one per ubatch
-    int64_t n_built;      // graphs that were built for them; the others ran one again
-    int64_t n_evict;      // evaluations of the graph that evicts, which is built once
-    int64_t n_table;      // entries of block tables that were read or written
-    int64_t input_bytes;  // written into the inputs of graphs for positions, rows, segments and voters
-    int64_t n_wait;       // times that a device was waited for: not by llama.cpp, and not on the CPU
-    int64_t n_sent;       // copies of rows and lists to a device, as of a state that is restored
-} lctx_work;
 
 // LCTX_INVALID when the context runs without a method.
 int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work);

@@ -13,7 +13,7 @@ import pytest
 from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = {"CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE", "native/lctx.h", "native/lctx.map",
+NEEDED = {"CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE", "native/counts.h", "native/lctx.h", "native/lctx.map",
           "patches/apply.cmake", "patches/series", "patches/upstream.txt", "native/build_ffi.py",
           "pylongctx/models/pylongctx-tiny-q8_0.gguf"}  # fmt: skip
 NOT_PACKED = {".ci/run"}

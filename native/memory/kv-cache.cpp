@@ -141,7 +141,7 @@ int32_t lctx_kv_cache::n_staged(uint64_t kv_offload) const {
     const uint64_t unit = (uint64_t)n_head_total_ * shape_.row_bytes() << shape_.unit_shift();
     const uint64_t least = units_read(0), chosen = units_read(chunks_->n_free),
                    whole = n_block((int32_t)std::min<int64_t>((int64_t)method_->n_read() * chunks_->chunk_size, n_ctx_));
-    const uint64_t n = kv_offload == LCTX_OFFLOAD_AUTO ? std::max(2 * chosen, whole * shape_.of_page()) : kv_offload / unit;
+    const uint64_t n = kv_offload == UINT64_MAX ? std::max(2 * chosen, whole * shape_.of_page()) : kv_offload / unit;
     if (n < least) {
         throw lctx_refusal("kv_offload: every token reads " + mib(least * unit) + " of rows, which do not fit into " + mib(kv_offload) +
                            " of the device; give it more, at best " + mib(2 * chosen * unit) + ", or use type_k=type_v=q8_0");

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "../claim.h"
-#include "../lctx.h"
+#include "../counts.h"
 #include "../methods/method.h"
 #include "budgets.h"
 #include "centers.h"
@@ -54,7 +54,8 @@ struct lctx_part {
 class lctx_kv_cache {
   public:
     // layers: those it holds. kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices for pages that lie
-    // close, 0: all do. Throws lctx_refusal when the pools do not fit a device or the types do not fit the heads.
+    // close, 0: all do, UINT64_MAX: twice what a token chooses. Throws lctx_refusal when the pools do not fit a device or the types do not
+    // fit the heads.
     lctx_kv_cache(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
                   const std::vector<lctx_claimed> & layers, std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit,
                   uint64_t kv_offload);

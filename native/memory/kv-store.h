@@ -5,7 +5,7 @@
 // tables go out in the order of the graphs when a page is taken, counts come back after an eviction.
 #pragma once
 
-#include "../lctx.h"
+#include "../counts.h"
 #include "../ops/ops.h"
 #include "arena.h"
 #include "ggml-backend.h"
