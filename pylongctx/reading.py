@@ -173,12 +173,10 @@ class ReadingCompleter(GeneratingCompleter):
         >>> with Llama("model.gguf", method="kvzip", n_ctx=1024, verbose=False) as reader:
         ...     text = reader.tokenize(b"The code of the mill is 4127. " + b"It was the best of times. " * 60)
         ...     reader.eval(text)
-        ...     before = reader.kv_usage().bytes
-        ...     reader.compress(0.5)
-        ...     smaller = reader.kv_usage().bytes < 0.7 * before
+        ...     report = reader.compress(0.5)
         ...     for question in (b"What is the code?", b"What was it?"):
         ...         answer = reader(text + reader.tokenize(question, add_bos=False), max_tokens=1)
-        >>> smaller
+        >>> report.bytes_after < 0.7 * report.bytes_before
         True
         """
         if self._solo.engine.library is not None:

@@ -82,6 +82,10 @@ def test_a_cache_brings_a_conversation_back(embedded_model):
 # ---- what earlier requests do not change ----
 
 
+WILD = {"temperature": 1.5}  # odd answers
+LONGEST = 400  # letters of a conversation that are sent: what a context has room for
+
+
 def conversation(chance):
     """Return messages of a few turns, whose texts begin as those of others."""
     roles = ["system"] * chance.randrange(2) + ["user", "assistant"] * chance.randrange(1, 4)
@@ -143,10 +147,10 @@ def test_no_earlier_request_changes_a_prompt_of_a_server(server, embedded_f32, s
             if kind == "chat" or len(messages) > 8:
                 messages = conversation(chance)
             elif kind == "go on":
-                said = post("/v1/chat/completions", messages=messages, max_tokens=12, **where | {"temperature": 1.5})
+                said = post("/v1/chat/completions", messages=messages, max_tokens=12, **where | WILD | {"seed": seed})
                 messages += [said["choices"][0]["message"], {"role": "user", "content": "Why?"}]
             elif kind == "letters":
-                post("/v1/completions", prompt=spelled(fresh, messages), max_tokens=2, **where)
+                post("/v1/completions", prompt=spelled(fresh, messages)[:LONGEST], max_tokens=2, **where)
             else:
                 post("/completion", prompt=[*spelled(fresh, messages)[:20], "ly sat"], n_predict=2, **where)
             fresh.reset()

@@ -120,21 +120,21 @@ def test_a_prompt_takes_what_is_left_of_the_time_of_a_step(server, engine, monke
         evaluate(shares)
 
     monkeypatch.setattr(engine._engine, "_evaluate", record)
-    writing, long = job(server, [1, 5, 6], 400), job(server, tokens_of(server) * 3, 0)
-    reader = threading.Thread(target=lambda: finish(writing))
-    engine.submit(writing)
-    reader.start()
-    server.wait_for(lambda: writing.n_generated > 2)
-    engine.submit(long)
-    finish(long)
-    engine.cancel(writing, satisfied=True)
-    reader.join(PATIENCE)
-    server.wait_for(lambda: engine.n_busy == 0)
-    beside = [
-        step[long] for step in steps if len(step) == 2
-    ]  # a step without the answer, whose reader is slow, is whole
+    beside: list[int] = []
+    while not beside:  # a step without the answer, whose reader is slow on a busy machine, is whole
+        writing, long = job(server, [1, 5, 6], 400), job(server, tokens_of(server) * 3, 0)
+        reader = threading.Thread(target=lambda one=writing: finish(one))
+        engine.submit(writing)
+        reader.start()
+        server.wait_for(lambda one=writing: one.n_generated > 2)
+        engine.submit(long)
+        finish(long)
+        engine.cancel(writing, satisfied=True)
+        reader.join(PATIENCE)
+        server.wait_for(lambda: engine.n_busy == 0)
+        assert sum(step.get(long, 0) for step in steps) == len(long.tokens)
+        beside = [step[long] for step in steps if long in step and len(step) == 2]
     assert pace.most(512) == 48 >= max(beside)
-    assert sum(step.get(long, 0) for step in steps) == len(long.tokens)
 
 
 def test_a_prompt_goes_where_most_of_it_is(server, engine):

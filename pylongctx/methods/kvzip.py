@@ -19,7 +19,7 @@ class Kvzip(Method):
     >>> from pylongctx import Llama
     >>> with Llama("model.gguf", method=Kvzip(), n_ctx=1024, verbose=False) as reader:
     ...     reader.eval(reader.tokenize(b"It was the best of times, it was the worst of times. " * 20))
-    ...     reader.compress(0.3)
+    ...     report = reader.compress(0.3)
     ...     rows = reader.kv_usage().rows
     ...     float(round(rows.sum() / (rows.size * reader.n_tokens), 2))
     0.3
