@@ -44,7 +44,8 @@ def answers(llm: Llama, passages: list[list[int]], n: int) -> Iterator[Answer]:
 
 def compare(args: argparse.Namespace, model: str, kv: str, text: str) -> list[str]:
     """Return the row of one model and KV cache type."""
-    given = {"n_ctx": args.length + args.n + 64, "type_k": kv, "type_v": kv, "verbose": False}
+    type_k, _, type_v = kv.partition("/")
+    given = {"n_ctx": args.length + args.n + 64, "type_k": type_k, "type_v": type_v or type_k, "verbose": False}
     given |= {"deterministic": args.deterministic}
     with Llama(resolve(model), **given) as llm:
         tokens = llm.tokenize(text.encode())
@@ -70,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--text", required=True, help="a file that has several passages")
-    parser.add_argument("--kv", default="f16")
+    parser.add_argument("--kv", default="f16", help="types of K and V, as in f16,q8_0,q8_0/f16")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--passages", type=int, default=3)
     parser.add_argument("--length", type=int, default=700, help="tokens of a passage (700)")
@@ -79,8 +80,10 @@ def main() -> None:
     args = parser.parse_args()
     fix_length(4)
     text = read_file(args.text).text
-    rows = [compare(args, model, kv, text) for model in args.models for kv in args.kv.split(",")]
-    print(f"{machine()}; deterministic={args.deterministic}\n\n{table(HEAD, rows)}")
+    print(f"{machine()}; deterministic={args.deterministic}\n", flush=True)
+    for model in args.models:
+        rows = [compare(args, model, kv, text) for kv in args.kv.split(",")]
+        print(f"{table(HEAD, rows)}\n", flush=True)
 
 
 if __name__ == "__main__":
