@@ -93,7 +93,7 @@ def time_steps(llm: Llama, length: int, numbers: list[int], reads: bool = True) 
 
 
 def llama_8b(n_layer: int) -> Model:
-    """Return Llama-3-8B in Q4_K_M with so many layers; the output matrix is left out, as in random models."""
+    """Return Llama-3-8B in Q4_K_M with this number of layers; the output matrix is left out, as in random models."""
     weights = n_layer * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     return Model("llama-3-8b", n_layer, weights, weights * 4.85 / 8, 32, 8, 128)
 

@@ -183,7 +183,7 @@ def sample_tokens(llm: Llama, n: int) -> list[int]:
 
 
 def prefill_seconds(llm: Llama, tokens: Sequence[int]) -> float:
-    """Return the seconds of a prefill, of which the cached prefix is no part."""
+    """Return the seconds of a prefill without its cached prefix."""
     return _seconds(partial(llm.prefill, tokens))
 
 

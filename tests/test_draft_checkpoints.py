@@ -68,7 +68,7 @@ class Scripted(LlamaDraftModel):
 @pytest.mark.parametrize("name", [*RECURRENT, *WINDOWS])
 @pytest.mark.parametrize("n_right", [0, 2, 5])
 def test_a_wrong_draft_is_undone(start, tokens, drafts, name, method, n_right):
-    """The tokens, the logits after them, and what a text costs that goes on from there."""
+    """The tokens, the logits after them, and the evaluated tokens of a text that continues it."""
     prompt, more = tokens[:N], tokens[200:230]
     plain = start(name, method)
     said = list(islice(plain.generate(prompt, temp=0.0), 40))

@@ -7,7 +7,7 @@ from llamas import TEXT, new
 from tiny_gguf import Shape, sparse_model
 
 from pylongctx._plan import Plan
-from pylongctx.engine.context import OffloadUsage
+from pylongctx.engine.usage import OffloadUsage
 from pylongctx.errors import InvalidInput
 from pylongctx.models import embedded_model
 

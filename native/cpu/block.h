@@ -121,26 +121,26 @@ static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_colu
         return lctx_integer_scores(columns, k, n, (lctx_key_integer *)w.k, w.v, w.s, prefetch);
     }
 #endif
-    constexpr int STEP = LCTX_VL == 16 ? 8 : 12;  // rows of a few register tiles
+    const auto by_steps = [&](auto && product) {
+        constexpr int STEP = LCTX_VL == 16 ? 8 : 12;  // rows of a few register tiles
+        for (int i = 0; i < n; i += STEP) {
+            const int m = std::min(STEP, n - i);
+            product(i, m);
+            prefetch(i, m);
+        }
+    };
     const int n_pad = columns.n_pad;
     int64_t step;
 #if LCTX_HAS_PAIRS
     if (lctx_in_pairs(a, columns)) {
         const lctx_pair *keys = lctx_pair_keys(k, n, a.head_dim_k, w.k, &step), *q = (const lctx_pair *)columns.q;
-        for (int i = 0; i < n; i += STEP) {
-            const int m = std::min(STEP, n - i);
+        return by_steps([&](int i, int m) {
             lctx_gemm(m, n_pad, a.head_dim_k / 2, keys + i * step, step, 1, q, n_pad, w.s + i * n_pad, n_pad, false);
-            prefetch(i, m);
-        }
-        return;
+        });
     }
 #endif
     const float * keys = lctx_unpack(k, n, a.head_dim_k, w.k, &step, a.head_dim_k);
-    for (int i = 0; i < n; i += STEP) {
-        const int m = std::min(STEP, n - i);
-        lctx_scores(columns, keys + i * step, step, m, w.s + i * n_pad, false);
-        prefetch(i, m);
-    }
+    by_steps([&](int i, int m) { lctx_scores(columns, keys + i * step, step, m, w.s + i * n_pad, false); });
 }
 
 // o += p v

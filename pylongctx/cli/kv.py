@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from pylongctx.engine.context import KVUsage
+    from pylongctx.engine.usage import KVUsage
     from pylongctx.eval.passkey import Prompt, Trial
     from pylongctx.inspect import Compression
     from pylongctx.llama import Llama

@@ -106,16 +106,15 @@ def _divergence(base: NDArray[np.float32], other: NDArray[np.float32]) -> float:
 
 def _evict(session: Session, ratio: float) -> None:
     """Replay the text, and keep the entries with the largest votes."""
-    with session.lock:
-        most = session.context.begin_replay(session.seq)
-        n = session.n_tokens
-        try:
-            _replay(session, most)
-            session.context.compress(ratio, session.seq)
-            session.changes += 1
-        finally:
-            session.context.end_replay(session.seq)
-            session.context.truncate(n, session.seq)
+    most = session.context.begin_replay(session.seq)
+    n = session.n_tokens
+    try:
+        _replay(session, most)
+        session.context.compress(ratio, session.seq)
+        session.changes += 1
+    finally:
+        session.context.end_replay(session.seq)
+        session.context.truncate(n, session.seq)
 
 
 def _replay(session: Session, most: int) -> None:

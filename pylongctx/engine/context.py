@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from pylongctx._closed import closed
 from pylongctx._lib import check, check_process, error, ffi, in_buffer, lib, out_buffer, text
 from pylongctx.engine.model import Model, with_fields
-from pylongctx.engine.usage import KVUsage as KVUsage
-from pylongctx.engine.usage import OffloadUsage as OffloadUsage
+from pylongctx.engine.usage import KVUsage, OffloadUsage
 
 
 class Context:
