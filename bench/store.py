@@ -40,7 +40,8 @@ from pylongctx.bench.random_model import LLAMA, Shape, write_model
 from pylongctx.engine.job import Job
 from pylongctx.engine.thread import EngineThread
 from pylongctx.models import embedded_model
-from pylongctx.sampling import Sampler, SamplingParams
+from pylongctx.sampling import Sampler
+from pylongctx.sampling_params import SamplingParams
 from pylongctx.serve.host import Host
 from pylongctx.store.folder import UNFINISHED, Folder
 from pylongctx.store.layout import BLOCK

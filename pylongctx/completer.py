@@ -266,7 +266,7 @@ stopping_criteria, **more
         prompt, fields = conversation.fitting(given["max_tokens"]) if source.evicts else (conversation.prompt(), {})
         rendered, tokens = prompt.rendered, prompt.tokens
         own_grammar = constraint(given["grammar"]) or rendered.constraint
-        params = sampling_params({**given, "temp": given["temperature"]}, self._seeds, self.last_n_tokens_size)
+        params = sampling_params(given, self._seeds, self.last_n_tokens_size)
         sampler = Sampler(model, params, own_grammar, tokens)
         piece = partial(self._piece, tokens_of(model, rendered.preserved))
         n_top = check_count("top_logprobs", given["top_logprobs"] or 0, 0)

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 from pylongctx.engine.job import Job, Row
 from pylongctx.engine.source import TokenSource
 from pylongctx.logprobs import CompletionLogprobs, Entry, Scorer, as_dict, merge
-from pylongctx.sampling import SamplingParams
+from pylongctx.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 

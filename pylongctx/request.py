@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pylongctx._arguments import check_count
-from pylongctx.sampling import MinTokensLogitsProcessor, Sampler, SamplingParams, SeedSequence
+from pylongctx.sampling import MinTokensLogitsProcessor, Sampler, SeedSequence
+from pylongctx.sampling_params import KEYWORDS, NUMBERS, SamplingParams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]  # a text, or tokens
 
-# fields of SamplingParams that are arguments of the same name
-SETTINGS = SamplingParams.__dataclass_fields__.keys() - {"seed", "penalty_last_n", "logit_bias"}
+# fields of SamplingParams by argument of the public methods, of which ``sample`` and ``generate`` have ``temp``
+FIELDS = {one.keyword: one.name for one in NUMBERS if one.keyword in KEYWORDS}
+FIELDS |= {name: name for name in ("temp", "dry_sequence_breakers", "samplers")}
 
 
 def are_prompts(prompt: Any) -> bool:
@@ -80,7 +82,7 @@ def sampling_params(given: Mapping[str, Any], seeds: SeedSequence, penalty_last_
         seed=next(seeds if seed is None else SeedSequence(seed)),
         penalty_last_n=penalty_last_n,
         logit_bias=given.get("logit_bias") or {},
-        **{name: given[name] for name in SETTINGS if name in given},
+        **{field: given[name] for name, field in FIELDS.items() if name in given},
     )
 
 

@@ -1,10 +1,8 @@
-"""Choosing the next token: parameters, the sampler chain, processors and criteria."""
+"""Choosing the next token: the sampler chain, processors and criteria."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from numbers import Real
 from random import Random
 from typing import Any
 
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 from pylongctx._lib import error, ffi, in_buffer, lib, out_buffer, text
 from pylongctx.engine.model import Model
 from pylongctx.guide import Guide
-from pylongctx.samplers import SAMPLERS, sampler_names
+from pylongctx.sampling_params import SamplingParams
 
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 Processors = LogitsProcessor | list[LogitsProcessor] | None
@@ -22,23 +20,6 @@ StoppingCriteria = Callable[[NDArray[np.int32], NDArray[np.float32]], bool]
 
 RANDOM_SEEDS = (-1, 0xFFFFFFFF)
 TOO_SLOW = -2  # of lctx_sampler_sample
-LARGEST = float(np.finfo(np.float32).max)
-MOST_BREAKERS, BREAKER_BYTES = 64, 40
-
-# minimum and maximum
-BOUNDS = {
-    "xtc_probability": (0, 1),
-    "xtc_threshold": (0, 1),
-    "dynatemp_range": (0, 1000),
-    "dynatemp_exponent": (0, 1000),
-    "adaptive_target": (-LARGEST, 1),
-    "adaptive_decay": (0, 0.99),
-    "dry_multiplier": (0, LARGEST),
-    "dry_base": (1, LARGEST),
-    "dry_allowed_length": (0, LARGEST),
-    "dry_penalty_last_n": (0, LARGEST),
-    "min_keep": (0, LARGEST),
-}
 
 
 class LogitsProcessorList(list[LogitsProcessor]):
@@ -99,113 +80,6 @@ class MinTokensLogitsProcessor:
         if len(input_ids) - self.prompt_tokens < self.min_tokens:
             scores[self.token_eos] = -np.inf
         return scores
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """The settings of one sampler chain; ``temp`` 0 is greedy. Penalties only consider generated tokens.
-
-    Mirostat, and a ``temp`` that is not above 0, replace all samplers except penalties and DRY. With XTC, dynamic
-    temperature or ``samplers`` the chain also runs with ``temp`` 0, and takes the most likely remaining token.
-
-    Attributes
-    ----------
-    top_n_sigma : float
-        Keep only tokens whose logit is at most this many standard deviations below the best one (arXiv:2411.07641);
-        0 and below: all.
-    xtc_probability, xtc_threshold : float
-        With this probability remove all tokens above the threshold except the least likely one of them (XTC). A
-        threshold above 0.5 has no effect.
-    dynatemp_range, dynatemp_exponent : float
-        The temperature varies from ``temp`` - range to ``temp`` + range with the entropy to the power of the exponent
-        (arXiv:2309.02772).
-    adaptive_target, adaptive_decay : float
-        Prefer tokens near this probability, which adapts to the chosen ones (adaptive-p); below 0: off.
-    min_keep : int
-        Minimum number of tokens that ``top_p``, ``min_p``, ``typical_p`` and XTC keep.
-    dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers
-        DRY: a token that would extend a repetition of n tokens loses multiplier * base ** (n - allowed_length).
-        Repetitions are searched in the last tokens of prompt and answer, not across breakers.
-    samplers : str or sequence of str or None
-        The samplers to run, in order: names of ``SAMPLERS``, or llama.cpp's letters for them. None: all.
-
-    Examples
-    --------
-    >>> SamplingParams(seed=1, temp=0.0).settings()["temp"]
-    0.0
-    >>> SamplingParams(seed=1, samplers="kt").samplers
-    ('top_k', 'temperature')
-    """
-
-    seed: int
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    temp: float = 0.8
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    adaptive_target: float = -1.0
-    adaptive_decay: float = 0.9
-    min_keep: int = 0
-    penalty_last_n: int = 64
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
-    mirostat_mode: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    samplers: str | Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        for key, value in self.settings().items():
-            if not isinstance(value, Real):
-                raise TypeError(f"{key} must be a number, not {value!r}")
-            if not -LARGEST <= getattr(self, key) <= LARGEST:
-                raise ValueError(f"{key} must be a finite number, not {value}")
-        for key, (least, most) in BOUNDS.items():
-            value = getattr(self, key)
-            if not least <= value <= most:
-                limit = f"at least {least}" if most == LARGEST else f"from {least} to {most}"
-                raise ValueError(f"{key} must be {limit}, not {value}")
-        if self.repeat_penalty <= 0:
-            raise ValueError(f"repeat_penalty must be above 0 (1 is none), not {self.repeat_penalty}")
-        if self.mirostat_mode not in (0, 1, 2):
-            raise ValueError(f"mirostat_mode must be 0, 1 or 2, not {self.mirostat_mode}")
-        check_breakers(self.dry_sequence_breakers)
-        if self.samplers is not None:
-            object.__setattr__(self, "samplers", sampler_names(self.samplers))
-
-    def settings(self) -> dict[str, Any]:
-        """Return the fields of ``lctx_sampler_params`` that are plain numbers."""
-        others = ("logit_bias", "dry_sequence_breakers", "samplers")
-        return {key: value for key, value in asdict(self).items() if key not in others}
-
-    @property
-    def letters(self) -> str | None:
-        """The samplers that run as llama.cpp's letters; None: all."""
-        return None if self.samplers is None else "".join(SAMPLERS[name] for name in self.samplers)
-
-
-def check_breakers(breakers: Sequence[str]) -> None:
-    """Raise ValueError for invalid sequence breakers of DRY."""
-    if isinstance(breakers, str) or not all(isinstance(one, str) for one in breakers):
-        raise TypeError("dry_sequence_breakers must be a list of strings")
-    if len(breakers) > MOST_BREAKERS:
-        raise ValueError(f"dry_sequence_breakers: {len(breakers)} are more than the maximum of {MOST_BREAKERS}")
-    for one in breakers:
-        data = one.encode("utf-8", "replace")
-        if not 1 <= len(data) <= BREAKER_BYTES or b"\0" in data or data.decode() != one:
-            raise ValueError(f"dry_sequence_breakers: {one[:BREAKER_BYTES]!r} must have 1 to {BREAKER_BYTES} bytes")
 
 
 class Sampler:

@@ -223,7 +223,7 @@ class TextCompleter:
         if given["suffix"] is not None:
             raise NotImplementedError(f"suffix: {INFILL}")
         model, source, n_top = self._model, self._source, given["logprobs"]
-        params = sampling_params({**given, "temp": given["temperature"]}, self._seeds, self.last_n_tokens_size)
+        params = sampling_params(given, self._seeds, self.last_n_tokens_size)
         held, tokens = constraint(given["grammar"]), prompt_tokens(source, prompt)
         sampler = Sampler(model, params, held, tokens)
         scorer = None if n_top is None else Scorer(model, check_count("logprobs", n_top, 0))

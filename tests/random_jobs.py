@@ -14,7 +14,8 @@ from pylongctx.engine.drafting import Drafting, DraftRequest
 from pylongctx.engine.job import Job
 from pylongctx.engine.thread import EngineThread
 from pylongctx.errors import Aborted, ContextFull
-from pylongctx.sampling import Sampler, SamplingParams
+from pylongctx.sampling import Sampler
+from pylongctx.sampling_params import SamplingParams
 from pylongctx.serve.host import Host
 
 PATIENCE = 60.0  # seconds until an answer that does not come is an error

@@ -18,7 +18,8 @@ from pylongctx.chat.formats import FORMATS, FUNCTIONARY, OF_LLAMA_CPP, find
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.template import NO_TEMPLATE, ChatTemplate
 from pylongctx.errors import InvalidInput
-from pylongctx.sampling import Sampler, SamplingParams
+from pylongctx.sampling import Sampler
+from pylongctx.sampling_params import SamplingParams
 from upstream import files
 
 jinja2 = need("stock", "jinja2.sandbox")

@@ -9,7 +9,8 @@ from chat_templates import CLOCK, TOOLS, WEATHER
 from llamas import new, script
 
 from pylongctx.chat.template import ChatTemplate
-from pylongctx.sampling import Sampler, SamplingParams
+from pylongctx.sampling import Sampler
+from pylongctx.sampling_params import SamplingParams
 
 USER = [{"role": "user", "content": "How is the weather in Paris?"}]
 CALL = ' <tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'

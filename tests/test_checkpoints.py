@@ -342,7 +342,8 @@ def serve(folder):
 
 def job(server, tokens, limit=4, **more):
     from pylongctx.engine.job import Job
-    from pylongctx.sampling import Sampler, SamplingParams
+    from pylongctx.sampling import Sampler
+    from pylongctx.sampling_params import SamplingParams
 
     sampler = Sampler(server.host.model, SamplingParams(seed=1, temp=0.0))
     return Job(np.array(tokens, np.int32), sampler, limit, **more)

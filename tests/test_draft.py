@@ -10,7 +10,8 @@ from tiny_gguf import make_model
 
 from pylongctx import DraftChain, Llama, LlamaDraftModel, LlamaPromptLookupDecoding, ModelDraft, NgramDraft
 from pylongctx.errors import ContextFull
-from pylongctx.sampling import Sampler, SamplingParams
+from pylongctx.sampling import Sampler
+from pylongctx.sampling_params import SamplingParams
 
 PROMPT = TEXT.decode() * 3
 

@@ -12,7 +12,8 @@ from needs import lacks
 from pylongctx.engine.model import Model
 from pylongctx.options import SamplerOptions
 from pylongctx.samplers import SAMPLERS, sampler_names
-from pylongctx.sampling import Sampler, SamplingParams
+from pylongctx.sampling import Sampler
+from pylongctx.sampling_params import SamplingParams
 
 N_STEPS = 200
 

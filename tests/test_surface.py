@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import inspect
+import typing
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from needs import lacks
 
 import pylongctx
 from pylongctx import Llama
-from pylongctx.options import AnswerOptions, ChatOptions, CompletionOptions
+from pylongctx.options import AnswerOptions, ChatOptions, CompletionOptions, SamplingOptions
+from pylongctx.sampling_params import KEYWORDS, NUMBERS, SamplingParams
 
 # (method, parameter): why its default is another one
 OTHER_DEFAULTS = {
@@ -140,6 +142,19 @@ def test_the_types_of_options_name_every_argument(name):
     options = {"create_completion": CompletionOptions, "create_chat_completion": ChatOptions}[name]
     named = ours(name).keys() | AnswerOptions.__annotations__.keys()
     assert options.__annotations__.keys() == named - {"prompt", "messages", "stream"}
+
+
+def test_signatures_and_types_follow_the_table_of_sampling_parameters():
+    table = {one.keyword: one for one in NUMBERS if one.keyword in KEYWORDS}
+    for method in ("create_completion", "create_chat_completion", "sample", "generate"):
+        given = {{"temp": "temperature"}.get(name, name): default for name, default in ours(method).items()}
+        defaults = {name: given[name] for name in given.keys() & table.keys()}
+        if method == "create_chat_completion":
+            assert defaults.pop("temperature") == 0.2  # llama_cpp's
+        assert len(defaults) >= 10
+        assert defaults == {name: getattr(SamplingParams(seed=0), table[name].name) for name in defaults}
+    types = typing.get_type_hints(SamplingOptions)
+    assert {name: types[name] for name in table} == {name: one.kind for name, one in table.items()}
 
 
 def test_the_exceptions_are_real():

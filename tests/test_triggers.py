@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pylongctx.errors import InvalidInput
-from pylongctx.sampling import Sampler, SamplingParams
+from pylongctx.sampling import Sampler
+from pylongctx.sampling_params import SamplingParams
 
 WORD, PATTERN, FULL = 1, 2, 3
 GPT_OSS = [

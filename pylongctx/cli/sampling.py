@@ -4,39 +4,13 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any
 
-from pylongctx.cli.arguments import Options, file_text, integer, json_object, number, on_off_auto
+from pylongctx.cli.arguments import PREFIX, Options, file_text, integer, json_object, number, on_off_auto
 from pylongctx.cli.options import one
 from pylongctx.samplers import sampler_names
+from pylongctx.sampling_params import KEYWORDS, NUMBERS, Number
 
 if TYPE_CHECKING:
     from pylongctx.grammar import LlamaGrammar
-
-# keyword of create_completion and create_chat_completion: the option
-SAMPLING = {
-    "temperature": "temp",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical",
-    "repeat_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "mirostat_mode": "mirostat",
-    "mirostat_eta": "mirostat_lr",
-    "mirostat_tau": "mirostat_ent",
-    "top_n_sigma": "top_nsigma",
-    "xtc_probability": "xtc_probability",
-    "xtc_threshold": "xtc_threshold",
-    "dynatemp_range": "dynatemp_range",
-    "dynatemp_exponent": "dynatemp_exp",
-    "adaptive_target": "adaptive_target",
-    "adaptive_decay": "adaptive_decay",
-    "dry_multiplier": "dry_multiplier",
-    "dry_base": "dry_base",
-    "dry_allowed_length": "dry_allowed_length",
-    "dry_penalty_last_n": "dry_penalty_last_n",
-    "stop": "reverse_prompt",
-}
 
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 ESCAPE = re.compile(r"""\\([nrt'"\\]|x([0-9A-Fa-f]{2}))""")
@@ -55,49 +29,15 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="maximum tokens of an answer (-1: no limit)",
     )
     add("-s", "--seed", parse=integer, help="seed (random)")
-    add("--temp", "--temperature", parse=number, env="LLAMA_ARG_TEMPERATURE", help="temperature; 0 is greedy")
-    add("--top-k", parse=integer, env="LLAMA_ARG_TOP_K", help="sample from the N most likely tokens (0: all)")
-    add(
-        "--top-p",
-        parse=number,
-        env="LLAMA_ARG_TOP_P",
-        help="sample from the most likely tokens up to this total probability (1: all)",
-    )
-    add("--min-p", parse=number, env="LLAMA_ARG_MIN_P", help="minimum probability, relative to the best token (0: all)")
-    add("--typical", "--typical-p", parse=number, help="locally typical sampling (1: off)")
-    names = ("--top-nsigma", "--top-n-sigma")
-    add(*names, parse=number, help="top-n-sigma: keep logits within N standard deviations of the best (-1: all)")
-    add("--xtc-probability", parse=number, help="XTC: probability of removing the most likely tokens (0: off)")
-    add("--xtc-threshold", parse=number, help="XTC: tokens above this probability are removed, except one")
-    add("--dynatemp-range", parse=number, help="dynamic temperature range (0: off)")
-    add("--dynatemp-exp", parse=number, help="dynamic temperature exponent")
-    add("--adaptive-target", parse=number, help="adaptive-p: prefer tokens near this probability (-1: off)")
-    add("--adaptive-decay", parse=number, help="adaptive-p: how slowly it adapts, up to 0.99")
+    for parameter in NUMBERS:
+        if parameter.options:
+            parse, env = integer if parameter.kind is int else number, parameter.env and PREFIX + parameter.env
+            add(*parameter.options, parse=parse, env=env, help=parameter.help)
     add("--samplers", parse=_names, metavar="NAMES", help="samplers to run, such as top_k;temperature (all)")
     names = ("--sampler-seq", "--sampling-seq")
     add(*names, parse=_letters, metavar="LETTERS", help="samplers by llama.cpp's letters, such as kt")
-    add("--repeat-last-n", parse=integer, help="number of last tokens that penalties consider (0: off)")
-    add(
-        "--repeat-penalty",
-        parse=number,
-        env="LLAMA_ARG_REPEAT_PENALTY",
-        help="penalty for repeated tokens, a factor (1: off)",
-    )
-    add("--presence-penalty", parse=number, env="LLAMA_ARG_PRESENCE_PENALTY", help="penalty for used tokens (0: off)")
-    add("--frequency-penalty", parse=number, env="LLAMA_ARG_FREQUENCY_PENALTY", help="penalty per use (0: off)")
-    add("--dry-multiplier", parse=number, help="DRY: penalty for continuing a repetition (0: off)")
-    add("--dry-base", parse=number, help="DRY: factor per token of the repetition")
-    add("--dry-allowed-length", parse=integer, help="DRY: longest repetition without a penalty, in tokens")
-    add(
-        "--dry-penalty-last-n",
-        parse=integer,
-        help="DRY: number of last tokens to consider, including the prompt (0: off)",
-    )
     help = "DRY: text that ends a repetition; none: no text does"
     options.several("--dry-sequence-breaker", metavar="TEXT", help=help)
-    add("--mirostat", parse=integer, help="Mirostat 1 or 2 (0: off)")
-    add("--mirostat-lr", parse=number, help="Mirostat: learning rate eta")
-    add("--mirostat-ent", parse=number, help="Mirostat: target entropy tau")
     options.several(
         "-l",
         "--logit-bias",
@@ -199,6 +139,11 @@ def _predict(text: str) -> int:
     return n
 
 
+def _dest(parameter: Number) -> str:
+    """Return where argparse stores the option of a sampling parameter."""
+    return parameter.options[0].removeprefix("--").replace("-", "_")
+
+
 def _names(text: str) -> tuple[str, ...]:
     return sampler_names([name.strip() for name in text.split(";")])
 
@@ -219,9 +164,10 @@ def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
     ``max_tokens`` is always included: as in llama.cpp, an answer ends at the end token or when the context is full.
     """
-    found = {keyword: value for keyword, name in SAMPLING.items() if (value := getattr(args, name)) is not None}
-    if "stop" in found:
-        found["stop"] = [unescaped(args, text) for text in found["stop"]]
+    given = {parameter.keyword: getattr(args, _dest(parameter)) for parameter in NUMBERS if parameter.options}
+    found = {keyword: value for keyword, value in given.items() if value is not None and keyword in KEYWORDS}
+    if args.reverse_prompt is not None:
+        found["stop"] = [unescaped(args, text) for text in args.reverse_prompt]
     if args.dry_sequence_breaker:
         texts = [unescaped(args, text) for text in args.dry_sequence_breaker if text != "none"]
         found["dry_sequence_breakers"] = texts

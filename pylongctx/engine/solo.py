@@ -14,7 +14,8 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
 from pylongctx.engine.session import Session
 from pylongctx.engine.states import States
-from pylongctx.sampling import Sampler, SamplingParams
+from pylongctx.sampling import Sampler
+from pylongctx.sampling_params import SamplingParams
 from pylongctx.store.library import Library
 
 FIRST = 0  # the sequence of ``Llama.session``

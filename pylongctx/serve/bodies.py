@@ -5,10 +5,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from pylongctx.options import AnswerOptions
 from pylongctx.samplers import sampler_name
+from pylongctx.sampling_params import KEYWORDS, NUMBERS
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import Fields, Open, Unserved
 from pylongctx.serve.host import Host, Prompt
@@ -16,21 +16,14 @@ from pylongctx.serve.shape import Shaped, as_schema, grammar_of
 
 # fields passed unchanged to create_completion and create_chat_completion
 SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_penalty",
-    "mirostat_mode",
-    "mirostat_tau",
-    "mirostat_eta",
+    *KEYWORDS,
+    "dry_sequence_breakers",
+    "samplers",
     "seed",
     "stop",
     "grammar",
-    *AnswerOptions.__annotations__,
+    "min_tokens",
+    "stop_token_ids",
 )
 # fields passed to templates
 TEMPLATE = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
@@ -63,7 +56,13 @@ class Extension(BaseModel):
     trace: bool = False
 
 
-class Generate(Shaped):
+NUMBER_FIELDS: Any = {
+    one.keyword: (one.kind | None, _also(one.keyword, *one.aliases, **one.request)) for one in NUMBERS
+}
+Sampled: Any = create_model("Sampled", __base__=Shaped, **_TYPES)
+
+
+class Generate(Sampled):
     """Fields of all kinds of completions; None is the default of Llama or of the server."""
 
     stream: bool | None = None
@@ -73,30 +72,6 @@ class Generate(Shaped):
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     # llama-server's -1 and -2: no limit
     max_tokens: int | None = _also("max_tokens", "n_predict", "max_new_tokens", "num_predict", "max_length", ge=-2)
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1)  # -1 and 0: all tokens
-    min_p: float | None = Field(None, ge=0, le=1)
-    typical_p: float | None = _also("typical_p", "typ_p", "typical", ge=0, le=1)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repeat_penalty: float | None = _also("repeat_penalty", "repetition_penalty", "rep_pen", gt=0)
-    repeat_last_n: int | None = _also("repeat_last_n", "repetition_penalty_range", "rep_pen_range", ge=-1)
-    mirostat_mode: int | None = _also("mirostat_mode", "mirostat", ge=0, le=2)
-    mirostat_tau: float | None = Field(None, ge=0)
-    mirostat_eta: float | None = Field(None, ge=0)
-    top_n_sigma: float | None = _also("top_n_sigma", "nsigma")
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
-    adaptive_target: float | None = None
-    adaptive_decay: float | None = None
-    min_keep: int | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
     dry_sequence_breakers: list[str] | None = None
     samplers: str | list[str] | None = None
     seed: int | None = _also("seed", "sampler_seed")

@@ -7,7 +7,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
-from pylongctx.sampling import MOST_BREAKERS
+from pylongctx.sampling_params import MAX_BREAKERS
 from pylongctx.serve import foreign
 from pylongctx.serve.access import is_json
 from pylongctx.serve.errors import ApiError, invalid
@@ -20,7 +20,7 @@ MOST = {
     "stop": 256,
     "stop_sequences": 256,
     "logit_bias": 65536,
-    "dry_sequence_breakers": MOST_BREAKERS,
+    "dry_sequence_breakers": MAX_BREAKERS,
     "samplers": 64,
     "input_extra": 1024,
     "response_fields": 64,

@@ -8,7 +8,7 @@ from typing import Any
 from pylongctx.completion import Generation
 from pylongctx.logprobs import Entry
 from pylongctx.samplers import SAMPLERS
-from pylongctx.sampling import SamplingParams
+from pylongctx.sampling_params import SamplingParams
 from pylongctx.serve.answer import Chunks, seeded
 from pylongctx.serve.bodies import NEVER, Chunk, NativeBody
 from pylongctx.serve.errors import ApiError, invalid

@@ -16,7 +16,7 @@ from pylongctx._lib import build_info
 from pylongctx.embeddings import RANK, Embedder
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
-from pylongctx.sampling import SamplingParams
+from pylongctx.sampling_params import SamplingParams
 from pylongctx.serve.errors import ApiError, unavailable
 from pylongctx.serve.host import Host
 from pylongctx.serve.metrics import Answers
