@@ -59,7 +59,7 @@ class Extension(BaseModel):
 NUMBER_FIELDS: Any = {
     one.keyword: (one.kind | None, _also(one.keyword, *one.aliases, **one.request)) for one in NUMBERS
 }
-Sampled: Any = create_model("Sampled", __base__=Shaped, **_TYPES)
+Sampled: Any = create_model("Sampled", __base__=Shaped, **NUMBER_FIELDS)
 
 
 class Generate(Sampled):
