@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.attention.recording import record
+from pylongctx.attention.trace import Trace
 from pylongctx.cache import BaseLlamaCache
 from pylongctx.chat.template import Templates
 from pylongctx.completer import Completer
@@ -20,8 +22,6 @@ from pylongctx.engine.session import Session
 from pylongctx.engine.solo import Solo
 from pylongctx.engine.source import NoTokens, TokenSource
 from pylongctx.engine.states import States
-from pylongctx.inspect.recording import record
-from pylongctx.inspect.trace import Trace
 from pylongctx.methods import Method
 from pylongctx.state import LlamaState
 
@@ -233,8 +233,8 @@ class LocalCompleter(Completer):
     def trace(self, start: int | None = None, stop: int | None = None) -> AbstractContextManager[Trace]:
         """Record the chunks that each layer and head reads: ``with llm.trace() as trace: llm.eval(tokens)``.
 
-        The results do not change. ``pylongctx.inspect`` computes numbers and a map. A position that is evaluated again
-        replaces its record.
+        The results do not change. ``pylongctx.attention`` computes numbers and a map. A position that is evaluated
+        again replaces its record.
 
         Parameters
         ----------

@@ -20,7 +20,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Pages of the reference show all public names of these.
 DOCUMENTED = [
     *(f"pylongctx.{name}" for name in ("cache", "compat", "grammar", "hub", "sampling", "speculative", "state")),
-    *(f"pylongctx.inspect.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
+    *(f"pylongctx.attention.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
     *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
     *(f"pylongctx.methods.{name}" for name in ("kvzip", "scissorhands", "selfextend", "string", "tova", "window")),
     *(f"pylongctx.eval.{name}" for name in ("facts", "fitting", "haystack", "kld", "needle", "passkey")),
@@ -131,7 +131,7 @@ def test_every_exported_name_has_an_example():
     assert not lacking(pylongctx, pylongctx.__all__)
 
 
-@pytest.mark.parametrize("name", ["pylongctx.compat", "pylongctx.inspect", "pylongctx.methods"])
+@pytest.mark.parametrize("name", ["pylongctx.compat", "pylongctx.attention", "pylongctx.methods"])
 def test_every_name_of_a_package_has_an_example(name):
     module = import_module(name)
     assert not lacking(module, public(module))

@@ -8,11 +8,11 @@ import pytest
 from llamas import new
 from vocabulary import Words
 
+from pylongctx.attention import chunks_of, cover_rate, uniformity
 from pylongctx.eval import runner
 from pylongctx.eval.chunks import Chunks, means, pack, unpack
 from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.runner import Cell, make_samples, run
-from pylongctx.inspect import chunks_of, cover_rate, uniformity
 from pylongctx.methods import METHODS, parse
 
 METHOD = "longheads,chunk_size=16,window=128"

@@ -1,5 +1,6 @@
 """Which chunks were read: the numbers of table 3 on hand-made traces, the map of figure 5."""
 
+import importlib
 import math
 import sys
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from needs import need
 
-from pylongctx.inspect import Trace, chunkmap, chunks_of, cover_rate, findings, hit_rate, uniformity
+from pylongctx.attention import Trace, chunkmap, chunks_of, cover_rate, findings, hit_rate, uniformity
 
 # One query in chunk 6 of 0..6; chunks 0, 5, 6 are forced. Reads of 1, 2, 3, 4 by choice: 1, 3, 1, 1.
 HEADS = [[0, 2, 3, 5, 6], [0, 2, 4, 5, 6], [0, 1, 2, 5, 6]]
@@ -232,3 +233,8 @@ def test_without_matplotlib_the_map_says_how_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'pylongctx\[plot\]'"):
         chunkmap.draw(one_query())
+
+
+def test_the_former_name_of_the_package_says_the_new_one():
+    with pytest.raises(ImportError, match=r"is now pylongctx\.attention"):
+        importlib.import_module("pylongctx.inspect")

@@ -10,8 +10,8 @@ from llamas import TEXT, new
 from needs import need
 
 from pylongctx import Llama
+from pylongctx.attention import Compression, column_shares, compression, held_map, kvmap, observer, sparsity
 from pylongctx.cli import main
-from pylongctx.inspect import Compression, column_shares, compression, held_map, kvmap, observer, sparsity
 from pylongctx.methods import Corm, DualChunk, Full, LongHeads, SelfExtend, parse
 
 CORM = "corm,window=16,recent=16,evict_every=16"

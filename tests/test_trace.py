@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from llamas import TEXT, new
 
-from pylongctx.inspect import Trace, cover_rate
+from pylongctx.attention import Trace, cover_rate
 
 SIZE, WINDOW = 16, 128
 METHOD = f"longheads,chunk_size={SIZE},window={WINDOW},n_recent=1"
@@ -121,7 +121,7 @@ def test_a_range_is_of_integers(chunked, tokens):
 
 
 def test_a_trace_that_no_memory_holds_is_refused(chunked, tokens, monkeypatch):
-    monkeypatch.setattr("pylongctx.inspect.recording.os.sysconf", lambda name: 100)
+    monkeypatch.setattr("pylongctx.attention.recording.os.sysconf", lambda name: 100)
     with pytest.raises(MemoryError, match=r"record fewer queries: llm\.trace\(start, stop\)"), chunked.trace():
         pass
     with chunked.trace(0, 1):

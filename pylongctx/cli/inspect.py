@@ -20,8 +20,8 @@ from pylongctx.cli.options import add_model_options, add_prompt_options, llama_a
 from pylongctx.methods import LongHeads, Method, parse
 
 if TYPE_CHECKING:
+    from pylongctx.attention import Trace
     from pylongctx.eval.passkey import Trial
-    from pylongctx.inspect import Trace
 
 WHAT = {"chunks": "longheads", "kept": "corm", "compression": "corm", "sparsity": "full"}  # with the default method
 
@@ -63,7 +63,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate one text, print the numbers, write them and the plots."""
-    from pylongctx.inspect.kept import check_evicts, check_reads_all
+    from pylongctx.attention.kept import check_evicts, check_reads_all
 
     _check(args)
     default = os.environ.get("LCTX_METHOD") or WHAT[args.what or "chunks"]
@@ -95,14 +95,14 @@ def _check(args: argparse.Namespace) -> None:
 
 def _fitting(args: argparse.Namespace, method: Method) -> list[str]:
     """Return what to show for a method: chunks if it selects them, keys if it evicts."""
-    from pylongctx.inspect.kept import evicts
+    from pylongctx.attention.kept import evicts
 
     chunks = any(isinstance(part, LongHeads) for part in method.parts) or not evicts(method)
     return ["chunks"] * (chunks and not args.text) + ["kept"] * (evicts(method) or bool(args.text))
 
 
 def _show(args: argparse.Namespace, method: Method, wanted: list[str]) -> None:
-    from pylongctx.inspect import findings
+    from pylongctx.attention import findings
 
     finding, kept = (None, kv.keep_text(args, method)) if args.text else _ask(args, method, wanted)
     facts: dict[str, Any] = {}
@@ -124,8 +124,8 @@ def _show(args: argparse.Namespace, method: Method, wanted: list[str]) -> None:
 
 def _ask(args: argparse.Namespace, method: Method, wanted: list[str]) -> tuple[Finding | None, kv.Kept | None]:
     """Ask one question; returns the chunks read for the answer and the keys held after it, as requested."""
+    from pylongctx.attention import chunks_of
     from pylongctx.eval.passkey import run_trial
-    from pylongctx.inspect import chunks_of
     from pylongctx.llama import Llama
 
     prompt = kv.make_prompt(args)
@@ -142,7 +142,7 @@ def _ask(args: argparse.Namespace, method: Method, wanted: list[str]) -> tuple[F
 
 
 def _table(finding: Finding, numbers: Sequence[dict[str, float | None]]) -> Table:
-    from pylongctx.inspect.stats import TOPS
+    from pylongctx.attention.stats import TOPS
 
     trial, trace = finding.trial, finding.trace
     cut = f"{len(finding.answer_chunks)} chunks: a border cuts it" if len(finding.answer_chunks) > 1 else "one chunk"
@@ -175,7 +175,7 @@ def _percent(value: float | str) -> str:
 
 def _draw(finding: Finding, folder: Path) -> None:
     """Write the map of the query that predicts the first token of the answer."""
-    from pylongctx.inspect import chunkmap
+    from pylongctx.attention import chunkmap
 
     trial = finding.trial
     title = f"{trial.model}, {trial.length} tokens, trial {trial.trial}\n{trial.method}"

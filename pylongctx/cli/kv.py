@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+    from pylongctx.attention import Compression
     from pylongctx.engine.usage import KVUsage
     from pylongctx.eval.passkey import Prompt, Trial
-    from pylongctx.inspect import Compression
     from pylongctx.llama import Llama
 
 
@@ -86,7 +86,7 @@ def _name(args: argparse.Namespace) -> str:
 
 def write_picture(draw: Callable[[], Figure], stem: Path) -> None:
     """Write the plot of ``draw`` as PNG and SVG and print their names; without matplotlib say how to install it."""
-    from pylongctx.inspect import canvas
+    from pylongctx.attention import canvas
 
     try:
         figure = draw()
@@ -108,7 +108,7 @@ def write_json(path: str | None, facts: dict[str, Any]) -> None:
 
 def read_kept(llm: Llama, prompt: Prompt | None = None, trial: Trial | None = None) -> Kept:
     """Return the KV entries that the heads hold now."""
-    from pylongctx.inspect import held_map
+    from pylongctx.attention import held_map
 
     return Kept(Path(llm.model_path).name, str(llm.method), held_map(llm), llm.kv_usage(), prompt, trial)
 
@@ -125,7 +125,7 @@ def keep_text(args: argparse.Namespace, method: Method) -> Kept:
 
 def show_kept(args: argparse.Namespace, kept: Kept) -> None:
     """Print the table and write the map."""
-    from pylongctx.inspect import kvmap
+    from pylongctx.attention import kvmap
 
     show_table(_kept_table(kept))
     title = f"{kept.model}, {kept.n_tokens} tokens of {_source(args)}\n{kept.method}"
@@ -205,7 +205,7 @@ def _spread(first: int, last: int, n: int) -> NDArray[np.int64]:
 
 def show_compression(args: argparse.Namespace, methods: list[Method]) -> None:
     """Run every method once, print the bytes held at several lengths, write the plot."""
-    from pylongctx.inspect import kvmap
+    from pylongctx.attention import kvmap
 
     tokens = _tokens(args)
     lengths = _spread(0, len(tokens), args.samples + 1)[1:]
@@ -221,7 +221,7 @@ def show_compression(args: argparse.Namespace, methods: list[Method]) -> None:
 def _compress(
     args: argparse.Namespace, method: Method, tokens: list[int], lengths: NDArray[np.int64]
 ) -> tuple[str, Compression]:
-    from pylongctx.inspect import compression
+    from pylongctx.attention import compression
     from pylongctx.llama import Llama
 
     with Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)) as llm:
@@ -249,7 +249,7 @@ def _compression_report(run: Compression) -> dict[str, Any]:
 
 def show_sparsity(args: argparse.Namespace, method: Method) -> None:
     """Measure the fraction of keys that is important to queries of the text's second half; print and draw it."""
-    from pylongctx.inspect import kvmap
+    from pylongctx.attention import kvmap
 
     tokens = _tokens(args)
     positions = _spread(len(tokens) // 2, len(tokens) - 1, args.samples)
@@ -273,7 +273,7 @@ def _known(value: float) -> float | None:
 def _measure(
     args: argparse.Namespace, method: Method, tokens: list[int], positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    from pylongctx.inspect import observer, sparsity
+    from pylongctx.attention import observer, sparsity
     from pylongctx.llama import Llama
 
     watched = observer(method, args.length)

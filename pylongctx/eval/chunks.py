@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.attention import chunks_of, findings
 from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record, Sample, SingleModel, Vocabulary, greedy
-from pylongctx.inspect import chunks_of, findings
 from pylongctx.llama import Llama
 from pylongctx.methods import NONE, LongHeads, Method
 

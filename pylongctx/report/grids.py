@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pylongctx._units import bytes_text
+from pylongctx.attention.stats import TOPS
 from pylongctx.eval.chunks import means
 from pylongctx.eval.longbench import tasks as longbench_tasks
 from pylongctx.eval.ruler import NAMES as RULER
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
-from pylongctx.inspect.stats import TOPS
 from pylongctx.report.ability import ENOUGH, Own, abilities, remark
 from pylongctx.report.compared import compared
 from pylongctx.report.grid import Grid

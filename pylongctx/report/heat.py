@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.attention.canvas import new_figure
 from pylongctx.eval.needle import COLORS
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
-from pylongctx.inspect.canvas import new_figure
 from pylongctx.report.records import grouped, label, labels, score
 
 if TYPE_CHECKING:

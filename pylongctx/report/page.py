@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from pylongctx.inspect.canvas import save
+from pylongctx.attention.canvas import save
 from pylongctx.report.grid import Grid
 from pylongctx.report.grids import choices_grid, grids
 from pylongctx.report.pictures import pictures

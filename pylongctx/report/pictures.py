@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pylongctx.attention import chunkmap
+from pylongctx.attention.canvas import new_figure
 from pylongctx.eval import perplexity as ppl
 from pylongctx.eval.chunks import unpack
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
-from pylongctx.inspect import chunkmap
-from pylongctx.inspect.canvas import new_figure
 from pylongctx.report.heat import heat_map, is_grid
 from pylongctx.report.records import (
     Evidence,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.inspect.canvas import FRAME, explain, font_size, frame, new_map, runs, save, scale
-from pylongctx.inspect.trace import Trace
+from pylongctx.attention.canvas import FRAME, explain, font_size, frame, new_map, runs, save, scale
+from pylongctx.attention.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.inspect.canvas import FRAME, explain, font_size, frame, new_figure, new_map, scale, wrap
-from pylongctx.inspect.kept import Compression, column_shares
+from pylongctx.attention.canvas import FRAME, explain, font_size, frame, new_figure, new_map, scale, wrap
+from pylongctx.attention.kept import Compression, column_shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +97,7 @@ def draw_compression(runs: Mapping[str, Compression], title: str = "") -> "Figur
 
     Examples
     --------
-    >>> from pylongctx.inspect import compression
+    >>> from pylongctx.attention import compression
     >>> figure = draw_compression({"longheads": compression(llm, tokens, [128, 256])})
     """
     figure = new_figure(layout="constrained")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.inspect.trace import Trace
+from pylongctx.attention.trace import Trace
 
 TOPS = (1, 5)  # numbers of most often chosen chunks for hit rates
 

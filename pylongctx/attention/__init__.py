@@ -4,9 +4,9 @@ LongHeads, arXiv 2402.10685, section 4.1 (table 3, figure 5) and CORM, arXiv 240
 ``Llama.trace`` creates records of chunks; nothing here needs the native library until a ``Llama`` is passed.
 """
 
-from pylongctx.inspect.kept import Compression, column_shares, compression, held_map, observer, sparsity
-from pylongctx.inspect.stats import chunks_of, cover_rate, findings, hit_rate, numbers, uniformity
-from pylongctx.inspect.trace import Trace
+from pylongctx.attention.kept import Compression, column_shares, compression, held_map, observer, sparsity
+from pylongctx.attention.stats import chunks_of, cover_rate, findings, hit_rate, numbers, uniformity
+from pylongctx.attention.trace import Trace
 
 __all__ = [
     "Compression",

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from pylongctx._arguments import check_count
 from pylongctx._units import bytes_text
+from pylongctx.attention.trace import Arrays, Trace
 from pylongctx.engine.session import Session
 from pylongctx.engine.tracer import chunked
-from pylongctx.inspect.trace import Arrays, Trace
 from pylongctx.methods import LongHeads
 
 FEWER = "record fewer queries: llm.trace(start, stop)"
