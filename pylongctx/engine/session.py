@@ -42,38 +42,22 @@ class Watcher(Protocol):
 class Session:
     """The tokens of one sequence, the logits after them, and its rewinding.
 
-    After any interrupt, ``n_tokens`` and ``input_ids`` are the evaluated tokens; the cache is cut back to them before
-    the next step. Setting ``n_tokens`` to a smaller number removes the tokens after it.
+    Programs may use ``tokens``, ``last_logits``, ``eval``, ``eval_rows``, ``rewind`` and ``placed``. The other members
+    are internal: they may change in any version.
+
+    After any interrupt, ``tokens`` are the evaluated tokens; the cache is cut back to them before the next step.
 
     Attributes
     ----------
-    lock : threading.RLock
-        Held during evaluation and sampling, so that calls from several threads wait for each other.
-    changes : int
-        Counts evaluations, so that a suspended generator can detect other calls.
-    shared : bool
-        Whether other code may have changed the cache; then it is filled again before the next step.
-    n_evaluated : int
-        Counts evaluated tokens, including those evaluated again.
-    progress : callable or None
-        Called as ``progress(n_done, n_total)`` after each step of ``eval`` and ``eval_rows``.
-    owner : str or None
-        The owner of the tokens, which are not reused for other owners.
-    checkpoints : Checkpoints
-        The checkpoints to which the cache can be rewound.
-    watchers : list of Watcher
-        The checkpoints and the writer of the KV store.
     placed : tuple of Placed
         Rows that come from documents, or differ from a full prefill for another reason.
-    evicts : bool
-        Whether tokens may be evicted from a text that does not fit.
 
     Examples
     --------
     >>> session = llm.session
     >>> session.rewind(0)
     0
-    >>> session.eval(session.model.check_tokens([1, 7, 9]))
+    >>> session.eval(np.array([1, 7, 9], np.int32))
     >>> session.tokens.tolist()
     [1, 7, 9]
     """
@@ -84,17 +68,17 @@ class Session:
         self.seq = seq
         self.logits_all = logits_all
         self.verbose = verbose
-        self.progress: Progress | None = None
-        self.lock = threading.RLock()
-        self.changes = 0
-        self.shared = False
-        self.n_evaluated = 0
-        self.owner: str | None = None
+        self.progress: Progress | None = None  # called as progress(n_done, n_total) after each step of an evaluation
+        self.lock = threading.RLock()  # held during evaluation and sampling
+        self.changes = 0  # counts evaluations, so that a suspended generator can detect other calls
+        self.shared = False  # other code may have changed the cache: it is filled again before the next step
+        self.n_evaluated = 0  # counts evaluated tokens, including those evaluated again
+        self.owner: str | None = None  # the tokens are not reused for other owners
         self.checkpoints = Checkpoints(context, seq)
-        self.watchers: list[Watcher] = [self.checkpoints]
+        self.watchers: list[Watcher] = [self.checkpoints]  # and the writer of the KV store
         self.placed: tuple[Placed, ...] = ()
-        self.evicts = False
-        self.n_tokens = 0
+        self.evicts = False  # tokens may be evicted from a text that does not fit
+        self.n_tokens = 0  # a smaller number removes the tokens after it
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
         self._known = -1  # number of tokens after which the last row of logits was computed
@@ -284,7 +268,7 @@ class Session:
             pass
 
     def eval_rows(self, tokens: Tokens) -> Iterator[Rows]:
-        """Evaluate int32 [n] and yield float32 [k, n_vocab] per step, valid until the next step; see ``progress``."""
+        """Evaluate int32 [n] and yield the logits, float32 [k, n_vocab] per step, valid until the next step."""
         first = self.n_tokens
         for rows in self._steps(tokens, every=True):
             known = max(first - (self.n_tokens - len(rows)), 0)  # tokens of the step that are evaluated again

@@ -5,6 +5,7 @@ from typing import Any
 
 from pylongctx._guess import guess
 from pylongctx.methods.base import Composition, Method, compose
+from pylongctx.methods.budget import BudgetRule
 from pylongctx.methods.corm import Corm
 from pylongctx.methods.dca import DualChunk
 from pylongctx.methods.full import Full
@@ -23,6 +24,7 @@ __all__ = [
     "H2O",
     "METHODS",
     "NONE",
+    "BudgetRule",
     "Composition",
     "Corm",
     "DualChunk",

@@ -1,6 +1,6 @@
 """The base class of methods: name, options and spec string; and the composition of a base and a rule."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -163,5 +163,13 @@ def names(role: str, reads_all: bool = False) -> str:
     >>> "longheads" in names("base"), "longheads" in names("base", reads_all=True)
     (True, False)
     """
-    *most, last = sorted(cls.name for cls in Method.__subclasses__() if cls.role == role and cls.reads_all >= reads_all)
+    *most, last = sorted(cls.name for cls in _named(Method) if cls.role == role and cls.reads_all >= reads_all)
     return f"{', '.join(most)} or {last}"
+
+
+def _named(cls: type[Method]) -> Iterator[type[Method]]:
+    """Yield the subclasses that have a name, without shared bases."""
+    for one in cls.__subclasses__():
+        if "name" in vars(one):
+            yield one
+        yield from _named(one)

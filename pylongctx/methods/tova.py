@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method
-from pylongctx.methods.checks import LIMIT, UNIFORM_OR_ADAPTIVE, check_int, check_word
+from pylongctx.methods.budget import BudgetRule
 
 
 @dataclass(frozen=True)
-class Tova(Method):
+class Tova(BudgetRule):
     """Keep a budget of keys per layer and KV head: those that the last query before an eviction attends to most.
 
     TOVA, Token Omission Via Attention, Transformers are Multi-State RNNs, arXiv 2401.06104, section 3. The score of a
@@ -16,16 +15,8 @@ class Tova(Method):
 
     Parameters
     ----------
-    budget : int or None
-        Keys left by an eviction; up to ``evict_every`` more are held until the next one. None: a quarter of the
-        trained context.
-    evict_every : int or None
-        Tokens between two evictions, which happen at multiples of it. 1 is the paper's setting. None:
-        a quarter of the budget, but at most 256.
-    heads : str or None
-        "adaptive": the KV heads of a layer pool their budgets for their best keys, and each head keeps at least a fifth
-        of its budget (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every head has
-        its own budget.
+    budget, evict_every, heads
+        See ``BudgetRule``. ``evict_every=1`` is the paper's setting.
 
     Raises
     ------
@@ -43,10 +34,3 @@ class Tova(Method):
     heads: str | None = None
 
     name = "tova"
-    role = "rule"
-    words = {"heads": UNIFORM_OR_ADAPTIVE}
-
-    def __post_init__(self) -> None:
-        check_int("budget", self.budget, 1, LIMIT)
-        check_int("evict_every", self.evict_every, 1, LIMIT)
-        check_word("heads", self.heads, UNIFORM_OR_ADAPTIVE)
