@@ -15,9 +15,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from geometries import model_file
 from report import machine, table
 
-from pylongctx.bench.case import model_file
 from pylongctx.bench.record import physical_cores
 
 MARKERS = (5, 6, 7, 8, 9)  # a turn begins, of the user, of the assistant; a turn ends, a new line
@@ -111,7 +111,7 @@ def run(job: tuple[str, str, str, int, int]) -> list[tuple[int, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", default="random:qwen3-next-80b:4:q8_0", help="as pylongctx bench takes it")
+    add("--model", default="random:qwen3-next-80b:4:q8_0", help="a file, a name, or random:GEOMETRY:LAYERS[:WEIGHTS]")
     add("--turns", type=int, default=30)
     add("--threads", type=int, default=physical_cores())
     add("--method", action="append", help="may be repeated; default: full and longheads")

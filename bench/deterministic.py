@@ -11,10 +11,10 @@ from statistics import median
 from time import perf_counter, process_time
 
 import numpy as np
+from geometries import model_file
 from report import machine, table
 
 from pylongctx import Llama
-from pylongctx.bench.case import model_file
 from pylongctx.bench.record import physical_cores
 from pylongctx.cli.arguments import int_list
 
@@ -24,7 +24,7 @@ STEPS = {"512 tokens of a prompt": (512, 1), "a token": (1, 16), "5 tokens": (5,
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", default="random:llama-3-8b:2", help="as pylongctx bench takes it")
+    add("--model", default="random:llama-3-8b:2", help="a file, a name, or random:GEOMETRY:LAYERS[:WEIGHTS]")
     add("--method", default="full")
     add("--kv", default="f16", help="type of K and V")
     add("--threads", type=int, default=physical_cores())

@@ -17,10 +17,10 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from geometries import model_file
 from report import machine, table
 
 from pylongctx import Llama
-from pylongctx.bench.case import model_file
 from pylongctx.engine import documents
 from pylongctx.engine.documents import Document, Placed
 
@@ -33,7 +33,7 @@ CONTINUED = 256  # tokens
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", required=True, help="as pylongctx bench takes it")
+    add("--model", required=True, help="a file, a name, or random:GEOMETRY:LAYERS[:WEIGHTS]")
     add("--text", action="append", type=Path, help="file of a text (bench/emma.txt)")
     add("--documents", type=int, default=4, help="in a prompt")
     add("--tokens", type=int, default=1500, help="of a document")

@@ -16,10 +16,10 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
+from geometries import model_file
 from report import machine, table
 
 from pylongctx import Llama
-from pylongctx.bench.case import model_file
 from pylongctx.cli.arguments import int_list
 
 OF_ROW, OF_TILE = 0.7, 0.6  # of the bandwidth and of the rate of products, as attention has them: bench/ops.py

@@ -10,9 +10,9 @@ import os
 import random
 from pathlib import Path
 
+from geometries import model_file
 from report import machine, table
 
-from pylongctx.bench.case import model_file
 from pylongctx.bench.record import physical_cores
 
 MIB = 2**20
@@ -22,7 +22,7 @@ METHODS = ["corm,window=16,recent=256", "h2o,budget=4096"]
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", default="random:llama-3-8b:2:q8_0", help="as pylongctx bench takes it")
+    add("--model", default="random:llama-3-8b:2:q8_0", help="a file, a name, or random:GEOMETRY:LAYERS[:WEIGHTS]")
     add("--threads", type=int, default=physical_cores())
     add("--tokens", type=int, default=16384)
     add("--kv", default="f16,q8_0", help="types of K and V")

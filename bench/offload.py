@@ -11,10 +11,10 @@ import time
 from itertools import islice
 from pathlib import Path
 
+from geometries import model_file
 from report import machine, table
 
 from pylongctx import Llama
-from pylongctx.bench.case import model_file
 from pylongctx.cli.arguments import int_list
 from pylongctx.eval.haystack import SENTENCES
 from pylongctx.models import embedded_model
@@ -25,7 +25,7 @@ MIB = 2**20
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", default=str(embedded_model()), help="as pylongctx bench takes it")
+    add("--model", default=str(embedded_model()), help="a file, a name, or random:GEOMETRY:LAYERS[:WEIGHTS]")
     add("--method", default="longheads")
     add("--text", type=Path, help="a novel, for instance; default: the sentences of the pass-key test")
     add("--tokens", type=int_list, default="8192,32768")

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
+from geometries import model_file
 from report import machine, table
 
-from pylongctx.bench.case import model_file
 from pylongctx.bench.programs import clean_environment
 from pylongctx.bench.record import physical_cores
 from pylongctx.cli.arguments import int_list
@@ -36,7 +36,7 @@ MEASURES = {
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", default="random:llama-3-8b:2", help="as pylongctx bench takes it")
+    add("--model", default="random:llama-3-8b:2", help="a file, a name, or random:GEOMETRY:LAYERS[:WEIGHTS]")
     add("--kv", default="f16", help="type of K and V")
     add("--threads", type=int, default=physical_cores())
     add("--engine", action="append", help=f"a method, or one of {', '.join(PEERS)}; default: {', '.join(ENGINES)}")

@@ -15,10 +15,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 
+from geometries import model_file
 from report import machine, table
 
 from pylongctx._free import available_cpus
-from pylongctx.bench.case import model_file
 from pylongctx.bench.engines import clean_environment
 from pylongctx.cli.arguments import int_list
 
@@ -29,7 +29,7 @@ BUSY = "while True: pass"
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", default="random:llama-3-8b:2", help="as pylongctx bench takes it")
+    add("--model", default="random:llama-3-8b:2", help="a file, a name, or random:GEOMETRY:LAYERS[:WEIGHTS]")
     add("--engine", action="append", help=f"a method, or {', '.join(PEERS)}; default: full and llama.cpp")
     add("--processes", type=int_list, default=[2, 4], help="that decode at once")
     add("--busy", type=int_list, default=[2], help="others that compute without end")

@@ -31,12 +31,12 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import numpy as np
+from geometries import model_file
+from random_blocks import Q8_0
+from random_model import LLAMA, Shape, write_model
 from report import machine, table
 
 from pylongctx import Llama
-from pylongctx.bench.case import model_file
-from pylongctx.bench.random_blocks import Q8_0
-from pylongctx.bench.random_model import LLAMA, Shape, write_model
 from pylongctx.engine.job import Job
 from pylongctx.engine.thread import EngineThread
 from pylongctx.models import embedded_model

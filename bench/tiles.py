@@ -10,10 +10,10 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from geometries import model_file
 from report import table
 
 from pylongctx import Llama
-from pylongctx.bench.case import model_file
 from pylongctx.cli.arguments import int_list
 from pylongctx.eval.haystack import SENTENCES
 from pylongctx.models import embedded_model
@@ -24,7 +24,7 @@ COLUMNS, WARP_COLUMNS = 64, 16  # of a tile, of a warp (native/cuda/blocks.h)
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", default=str(embedded_model()), help="as pylongctx bench takes it")
+    add("--model", default=str(embedded_model()), help="a file, a name, or random:GEOMETRY:LAYERS[:WEIGHTS]")
     add("--method", default="longheads")
     add("--text", type=Path, help="a novel, for instance; default: the sentences of the pass-key test")
     add("--tokens", type=int, default=8192)

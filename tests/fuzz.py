@@ -15,6 +15,8 @@ import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))  # random_model
+
 import drivers
 import hostile_driver
 from drivers import CASES

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from llamas import EXACT, F32, greedy, new
 from needs import need
+from random_model import write_model
 from random_requests import small_blocks
 from session import assert_same
 from test_tiny_hybrids import SHAPE, make
@@ -16,7 +17,6 @@ from tiny_models import RECIPES
 
 from pylongctx import LlamaPromptLookupDecoding, LlamaRAMCache
 from pylongctx._lib import lib
-from pylongctx.bench.random_model import write_model
 from pylongctx.engine import checkpoints
 from pylongctx.engine.checkpoints import SPACING, TAIL, Checkpoints
 from pylongctx.errors import Aborted

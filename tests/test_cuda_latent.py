@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import N_CTX_TRAIN, SPECS
+from random_model import GATED, write_model
 from thinning import thin
 from tiny_gguf import Shape, make_model
 from tiny_latent import DEEPSEEK_META, LATENT, RANK
-
-from pylongctx.bench.random_model import GATED, write_model
 
 TOLERANCE = 5e-3  # queries, weights and rows are f16 on the tensor cores
 F32, F16, Q8_0 = 0, 1, 8

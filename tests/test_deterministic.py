@@ -6,16 +6,16 @@ import gguf
 import numpy as np
 import pytest
 from cases import LONGHEADS
+from geometries import WEIGHTS
 from llamas import TEXT, new
 from needs import need
+from random_model import LLAMA, Shape, write_model
 from serving import ALIAS, running
 from test_devices import server as rpc_server
 from test_lora import factors, write_adapter
 from test_models import make
 
 from pylongctx import Llama
-from pylongctx.bench.geometries import WEIGHTS
-from pylongctx.bench.random_model import LLAMA, Shape, write_model
 from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
 from pylongctx.errors import InvalidInput

@@ -6,13 +6,13 @@ from itertools import islice
 import numpy as np
 import pytest
 from llamas import EXACT, F32, greedy, new
+from random_model import write_model
 from session import assert_same
 from test_tiny_hybrids import SHAPE, make
 from tiny_models import RECIPES
 
 from pylongctx import LlamaDraftModel, ModelDraft, NgramDraft
 from pylongctx._lib import lib
-from pylongctx.bench.random_model import write_model
 from pylongctx.engine.draft_length import DraftLength
 
 RECURRENT = ["qwen3next", "granitehybrid", "falcon-h1", "lfm2"]

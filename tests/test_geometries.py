@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
+import geometries
 import gguf
 import numpy as np
 import pytest
+from random_blocks import F32
+from random_model import LLAMA, Shape, write_model
 from test_methods import assert_same_logits
 
 from pylongctx import Llama
-from pylongctx.bench import geometries
-from pylongctx.bench.random_blocks import F32
-from pylongctx.bench.random_model import LLAMA, Shape, write_model
 
 # name: KV channels of a full layer, and which layers are full
 FULL_LAYERS = {

@@ -4,10 +4,13 @@
 """
 
 import re
+import sys
 import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))  # random_model
 
 import numpy as np
 import pytest

@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 from llamas import TEXT, new
+from random_model import Shape
 from test_devices import server
 from tiny_gguf import make_model, sparse_model
 
@@ -12,7 +13,6 @@ from pylongctx import Llama, _plan, _preflight
 from pylongctx._lib import lib
 from pylongctx._plan import Plan
 from pylongctx._ways_out import ways_out
-from pylongctx.bench.random_model import Shape
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import llama_arguments
 from pylongctx.errors import ContextFull, InvalidInput

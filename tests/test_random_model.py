@@ -1,15 +1,17 @@
 """Models of random weights: what the benchmarks run when no real model is at hand."""
 
+import importlib
 import sys
 from dataclasses import replace
 
+import geometries
 import gguf
 import numpy as np
 import pytest
+import random_blocks
+import random_model
 
 from pylongctx import Llama
-from pylongctx.bench import geometries, random_blocks, random_model
-from pylongctx.cli import main
 
 
 @pytest.mark.parametrize("qtype", random_blocks.BLOCKS, ids=lambda qtype: qtype.name)
@@ -43,9 +45,15 @@ def test_random_models_need_whole_blocks(tmp_path):
         random_model.write_model(tmp_path / "a.gguf", random_model.LLAMA, shape, qtype=random_blocks.Q4_K)
 
 
-def test_random_models_without_gguf_say_how_to_get_it(monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["llama-9:2", "phi-2:0", "phi-2", "phi-2:1:q3_k"])
+def test_a_wrong_name_lists_the_parts(name):
+    with pytest.raises(ValueError, match=rf"{name} is not geometry:layers\[:weights\]; geometries: gemma-3-270m"):
+        geometries.cached_model(name)
+
+
+def test_random_models_without_gguf_say_how_to_get_it(monkeypatch):
     for module in ("geometries", "random_model", "random_blocks"):
-        monkeypatch.delitem(sys.modules, f"pylongctx.bench.{module}")
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert main(["bench", "-m", "random:phi-2:1"]) == 1
-    assert "models with random weights need the gguf package: pip install gguf" in capsys.readouterr().err
+    with pytest.raises(ImportError, match="models with random weights need the gguf package: pip install gguf"):
+        importlib.import_module("geometries")

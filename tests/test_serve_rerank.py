@@ -6,11 +6,11 @@ import gguf
 import numpy as np
 import pytest
 from needs import need
+from random_model import Shape, write_model
 from serving import running
 from tiny_models import RECIPES
 
 from pylongctx import Llama
-from pylongctx.bench.random_model import Shape, write_model
 from pylongctx.cli import main
 
 need("server", "fastapi", "httpx")

@@ -253,7 +253,7 @@ def test_the_least_used_leave(model, tmp_path):
 
 WRITER = """
 import sys
-sys.path.insert(0, sys.argv[3])
+sys.path[:0] = [sys.argv[3], sys.argv[3] + "/../bench"]
 from stored import new, read, text
 with new(sys.argv[1], sys.argv[2]) as llm:
     for seed in range(int(sys.argv[4]), 1000):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import random_model
 import tiny_plain
 from cases import N_CTX_TRAIN
 from test_methods import assert_same_logits, evaluate
@@ -16,8 +17,6 @@ from tiny_nextn import NEXTN
 from tiny_plain import FIXED_BASE, PLAIN_MORE
 from tiny_sections import NOPE, SECTIONS
 from tiny_windows import FIXED_WINDOWS, WINDOWS
-
-from pylongctx.bench import random_model
 
 N = 150
 SHAPE = Shape(n_embd=128, n_ctx_train=N_CTX_TRAIN)

@@ -14,6 +14,7 @@ from needs import need
 torch = need("train", "sentencepiece", "google.protobuf", "torch")
 
 import train_tiny  # noqa: E402
+from random_model import Shape  # noqa: E402
 from tiny.data import ANSWER_WEIGHT, STAGES, copy_row, draw_batch, load_corpus, quiz_row, stage_at  # noqa: E402
 from tiny.export import export  # noqa: E402
 from tiny.gguf_files import read_tokenizer  # noqa: E402
@@ -24,7 +25,6 @@ from tiny.tokenizer import Tokenizer  # noqa: E402
 from tiny.train import Settings, Trainer, rate  # noqa: E402
 
 from pylongctx import Llama  # noqa: E402
-from pylongctx.bench.random_model import Shape  # noqa: E402
 from pylongctx.eval.haystack import synthetic_text  # noqa: E402
 from pylongctx.eval.passkey import ASKED, INTRO  # noqa: E402
 

@@ -4,14 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import geometries
 import gguf
 import numpy as np
 import pytest
+import random_blocks
+import random_model
 from llamas import new
 from tiny_gguf import requantized
 
 from pylongctx._lib import lib, text
-from pylongctx.bench import geometries, random_blocks, random_model
 from pylongctx.engine.model import Model
 
 FEATURES = text(lib.lctx_system_info())

@@ -9,9 +9,8 @@ from typing import Any
 
 import gguf
 import numpy as np
+from random_model import LLAMA, SIZES, Shape, add_meta, add_vocab, dims, shape_meta, write_model
 from tiny_models import RECIPES
-
-from pylongctx.bench.random_model import LLAMA, SIZES, Shape, add_meta, add_vocab, dims, shape_meta, write_model
 
 TINY = Shape()
 MASK = 0x41  # turns bits of mantissas, so that weights stay finite

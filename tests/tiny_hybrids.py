@@ -4,6 +4,7 @@ The files have at least two layers of each kind. Where an architecture allows it
 number of KV heads, and the first layer is a recurrent one, which has none.
 """
 
+from random_model import ATTENTION, GATED, Recipe
 from tiny_words import (
     EXPERTS,
     FINE_MOE,
@@ -16,8 +17,6 @@ from tiny_words import (
     SHARED,
     SHARED_MOE,
 )
-
-from pylongctx.bench.random_model import ATTENTION, GATED, Recipe
 
 WIDTH = {"n_embd": 128}  # the sizes of recurrent layers below go with it
 FOUR = WIDTH | {"n_layer": 4}

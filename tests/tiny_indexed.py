@@ -3,6 +3,7 @@
 No method has a place in them. The indexer has 2 heads of 64 channels and chooses 16 keys.
 """
 
+from random_model import ATTENTION, GATED, Recipe
 from tiny_hybrids import BETA_ALPHA, DELTA_META, QWEN_MOE, QWEN_MOE_META, SECTIONS, WIDE_PARTIAL
 from tiny_latent import (
     BIASED_EXPERTS,
@@ -24,8 +25,6 @@ from tiny_latent import (
     in_turn,
 )
 from tiny_words import HEAD_NORMS, PARTIAL
-
-from pylongctx.bench.random_model import ATTENTION, GATED, Recipe
 
 INDEXER = "indexer.k_norm=64+b indexer.proj=2,embd indexer.attn_k=64,embd indexer.attn_q_b=128,48"
 INDEXER_META = {

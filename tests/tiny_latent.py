@@ -4,10 +4,9 @@ Keys are 64 latent channels and 32 rotated ones (stored as one KV head of 96), o
 file has the projections joined. Queries come from a projection of rank 48.
 """
 
+from random_model import GATED, Recipe
 from tiny_hybrids import NEXTN, WIDTH
 from tiny_words import EXPERTS, PLAIN, SHARED, SHARED_MOE
-
-from pylongctx.bench.random_model import GATED, Recipe
 
 # ---- attention ----
 

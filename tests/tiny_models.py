@@ -6,6 +6,7 @@ wider than the embedding, norms of queries and keys, scales, fused and biased pr
 
 from dataclasses import replace
 
+from random_model import ATTENTION, GATED, LLAMA, PHI2, QKV_BIAS, QWEN2, Recipe, biased
 from tiny_hybrids import HYBRIDS
 from tiny_indexed import INDEXED
 from tiny_latent import LATENT
@@ -35,8 +36,6 @@ from tiny_words import (
     WIDE,
     WIDE_NORMS,
 )
-
-from pylongctx.bench.random_model import ATTENTION, GATED, LLAMA, PHI2, QKV_BIAS, QWEN2, Recipe, biased
 
 ORDINARY = {
     "llama": LLAMA,

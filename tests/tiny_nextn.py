@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from random_model import ATTENTION, Recipe
 from tiny_plain import PLAIN_MORE
 from tiny_windows import SIGMOID, WINDOWS
 from tiny_words import GATES, HEAD_NORMS, MIXTURE, PARTIAL, SHARED, SHARED_MOE
-
-from pylongctx.bench.random_model import ATTENTION, Recipe
 
 HEAD = "nextn.eh_proj=embd,2embd nextn.enorm nextn.hnorm"
 

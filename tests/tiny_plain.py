@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from random_model import ATTENTION, GATED, QKV_BIAS, Recipe, biased
 from tiny_windows import ROUTER, SIGMOID, WINDOW, WINDOWS
 from tiny_words import (
     EXPERTS,
@@ -19,8 +20,6 @@ from tiny_words import (
     STEEP,
     STEEP_UP,
 )
-
-from pylongctx.bench.random_model import ATTENTION, GATED, QKV_BIAS, Recipe, biased
 
 PICTURES = "vis_attn_qkv=qkv,embd vis_attn_output=embd,q vis_gate=ff,embd vis_up=ff,embd vis_down=embd,ff"
 XIELU = {".xielu.alpha_n": 0.8, ".xielu.alpha_p": 0.8, ".xielu.beta": 0.5, ".xielu.eps": -1e-6}

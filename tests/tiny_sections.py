@@ -1,8 +1,7 @@
 """Decoders that rotate by sections (M-RoPE, IMROPE), and those of which some layers, or all, do not rotate."""
 
+from random_model import ATTENTION, GATED, QKV_BIAS, Recipe
 from tiny_words import EXPERTS, FINE_MOE, HEAD_NORMS, MIXTURE, PACKED, PARTIAL, SCALES, SHARED, SHARED_MOE, WIDE
-
-from pylongctx.bench.random_model import ATTENTION, GATED, QKV_BIAS, Recipe
 
 WHOLE = {"rope.dimension_sections": [4, 2, 2, 0]}  # time, height, width: every pair has one of them
 # Interleaved: pairs 13 and 14 have none, as pairs 61 and 62 of Qwen3-VL, so they stand still in a text.

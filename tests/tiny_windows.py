@@ -4,6 +4,7 @@ Every file has at least two sliding and two full layers, and a window that is od
 tests, unless the code of llama.cpp fixes it (``FIXED_WINDOWS``). Layers differ wherever they may.
 """
 
+from random_model import ATTENTION, GATED, QKV_BIAS, Recipe
 from tiny_words import (
     EXPERTS,
     FINE_MOE,
@@ -21,8 +22,6 @@ from tiny_words import (
     WIDE,
     WIDE_NORMS,
 )
-
-from pylongctx.bench.random_model import ATTENTION, GATED, QKV_BIAS, Recipe
 
 FOUR, FIVE, EIGHT = ({"n_layer": n} for n in (4, 5, 8))
 WINDOW = {"attention.sliding_window": 37}

@@ -20,6 +20,8 @@ try:
 except ImportError as reason:
     raise ImportError("training needs torch: pip install pylongctx[train]") from reason
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))  # random_model
+
 from tiny.data import load_corpus
 from tiny.export import WEIGHTS, export
 from tiny.gguf_files import read_tokenizer

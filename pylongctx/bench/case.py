@@ -42,12 +42,17 @@ def label(n_prompt: int, n_gen: int, n_depth: int) -> str:
 
 
 def model_file(name: str) -> str:
-    """Return the file of a model: ``random:...`` as ``geometries.cached_model``, all others as ``catalog.resolve``."""
-    if not name.startswith("random:"):
-        return resolve(name)
-    from pylongctx.bench.geometries import cached_model
+    """Return the file of a model, as ``catalog.resolve``.
 
-    return str(cached_model(name.removeprefix("random:")))
+    Raises
+    ------
+    ValueError
+        When it is a model with random weights, which another program writes.
+    """
+    if name.startswith("random:"):
+        program = f"python bench/geometries.py {name.removeprefix('random:')}"
+        raise ValueError(f"{name}: models with random weights are written by '{program}' of the repository, as a file")
+    return resolve(name)
 
 
 def pair(text: str) -> tuple[int, int]:

@@ -34,9 +34,8 @@ DEFAULTS: dict[str, list[Any]] = {
     "load_mode": ["auto"],
 }
 EPILOG = """Several values: 1,2 or a repeated option; numbers also first-last, first-last+step and first-last*factor.
-The model may be random:geometry:layers[:weights], for instance random:llama-3-8b:2:q4_k_m: random weights of real
-width, written on first use. KV: bytes held after the test. peak RSS: of the test's process, after its first
-repetition. TTFT: from an empty context to the first logits after depth and prompt."""
+KV: bytes held after the test. peak RSS: of the test's process, after its first repetition. TTFT: from an empty context
+to the first logits after depth and prompt."""
 
 
 def add_parser(commands: Any) -> None:

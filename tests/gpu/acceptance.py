@@ -21,6 +21,7 @@ from pathlib import Path
 # this folder is a package of the first
 sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("tests", "bench"))
 
+from geometries import cached_model
 from native_ops import roofline
 from report import table
 
@@ -29,7 +30,6 @@ from gpu.checks import Check, Text
 from gpu.speed import EndToEnd, Speed
 from pylongctx._arguments import why_no_gpu
 from pylongctx._lib import build_info
-from pylongctx.bench.geometries import cached_model
 from pylongctx.models import embedded_model
 
 SECTIONS = ("ops", "models", "layers", "end-to-end")

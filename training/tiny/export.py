@@ -4,9 +4,9 @@ from pathlib import Path
 
 import gguf
 from gguf.quants import quantize
+from random_blocks import F32, Q8_0
+from random_model import FILE_TYPES, add_meta, shape_meta
 
-from pylongctx.bench.random_blocks import F32, Q8_0
-from pylongctx.bench.random_model import FILE_TYPES, add_meta, shape_meta
 from tiny.model import Model
 from tiny.tokenizer import BOS, EOS, UNKNOWN, Tokenizer
 

@@ -1,10 +1,10 @@
 """The transformer in torch, as llama.cpp computes it; its state dict has the tensor names of a GGUF file."""
 
 import torch
+from random_model import Shape
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pylongctx.bench.random_model import Shape
 from tiny.start import EMBEDDING, begin, look_back
 
 EPSILON = 1e-5  # what shape_meta writes

@@ -8,9 +8,8 @@ Initialization, Trockman and Kolter, arXiv 2305.09828).
 """
 
 import torch
+from random_model import Shape
 from torch import Tensor, nn
-
-from pylongctx.bench.random_model import Shape
 
 EMBEDDING = 0.02  # standard deviation, and size of what all embeddings share
 PASSED = 0.25  # by each head, of what it attends to

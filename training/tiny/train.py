@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from random_model import Shape
 from torch import Tensor
 from torch.nn import functional
 
-from pylongctx.bench.random_model import Shape
 from tiny.data import STAGES, Corpus, draw_batch, stage_at
 from tiny.evaluation import examination
 from tiny.gguf_files import file_digest, load_weights

@@ -1,18 +1,22 @@
-"""``random:geometry:layers[:weights]``: models with random weights and the sizes of real ones.
+"""Models with random weights and the sizes of real ones: write one, and print its path.
+
+    pylongctx bench -m "$(python bench/geometries.py llama-3-8b:2:q4_k_m)"
+
+Programs of this folder take ``random:`` and such a name as a model. A file is written on first use.
 
 Names that end in ``-quarter`` have a quarter of the heads of the real model, and fewer and narrower experts, so that
 filling a long context takes minutes: one full layer has 1024 query channels. Widths of heads, windows, the kinds of
 layers and their order are those of the real model.
 """
 
+import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pylongctx._cache_folder import cache_folder
-from pylongctx.bench.random_blocks import F16, MXFP4, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0
-from pylongctx.bench.random_model import (
+from random_blocks import F16, MXFP4, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0
+from random_model import (
     ATTENTION,
     GATED,
     LLAMA,
@@ -24,6 +28,9 @@ from pylongctx.bench.random_model import (
     biased,
     write_model,
 )
+
+from pylongctx._cache_folder import cache_folder
+from pylongctx.catalog import resolve
 
 WEIGHTS = {
     "q4_0": Q4_0,
@@ -141,7 +148,7 @@ def cached_model(name: str) -> Path:
     weights = weights or "q4_k_m"
     if geometry not in GEOMETRIES or weights not in WEIGHTS or not layers.isdecimal() or not int(layers):
         raise ValueError(
-            f"random:{name} is not random:geometry:layers[:weights]; geometries: {', '.join(GEOMETRIES)}; "
+            f"{name} is not geometry:layers[:weights]; geometries: {', '.join(GEOMETRIES)}; "
             f"weights: {', '.join(WEIGHTS)}"
         )
     folder = cache_folder()
@@ -153,3 +160,18 @@ def cached_model(name: str) -> Path:
         write_model(part, recipe, replace(shape, n_layer=int(layers)), qtype=WEIGHTS[weights])
         part.rename(path)
     return path
+
+
+def model_file(name: str) -> str:
+    """Return the file of a model: of ``random:...`` one with random weights, else as ``pylongctx`` finds it."""
+    return str(cached_model(name.removeprefix("random:"))) if name.startswith("random:") else resolve(name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="geometry:layers[:weights], for instance llama-3-8b:2:q4_k_m")
+    print(cached_model(parser.parse_args().name))
+
+
+if __name__ == "__main__":
+    main()

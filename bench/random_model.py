@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pylongctx.bench.random_blocks import (
+from random_blocks import (
     BLOCKS,
     F16,
     F32,
