@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +36,17 @@ class Deadly(Passkey):
             Path(self.flag).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().run(llm, vocabulary, sample)
+
+
+@dataclass(frozen=True)
+class Endless(Passkey):
+    """Prints the process of a sample, which never ends."""
+
+    name: str = field(default="passkey", init=False)
+
+    def run(self, llm, vocabulary, sample):
+        print(os.getpid(), flush=True)
+        time.sleep(600)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +122,29 @@ def test_what_is_refused_does_not_stop_the_rest(job, samples, expected):
     assert len(failed) == 1
 
 
+RUNNING = """
+import sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/../bench"]
+from test_executors import Cell, Endless, local, make_samples, units_of
+cell = Cell(sys.argv[2], "full", Endless(tests=1), 160, options={"n_threads": 1, "n_threads_batch": 1})
+list(local.Local().run(units_of(cell, make_samples(cell), ())))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_worker_ends_with_the_first_process(embedded_model, number):
+    command = [sys.executable, "-c", RUNNING, Path(__file__).parent, embedded_model]
+    process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE)
+    worker = int(process.stdout.readline())
+    process.send_signal(number)
+    try:
+        process.communicate(timeout=20)  # the output is open until the worker ends
+    except subprocess.TimeoutExpired:
+        os.kill(worker, signal.SIGKILL)
+        raise
+    assert process.returncode == -number
+
+
 # ---- memory ----
 
 
@@ -172,8 +209,6 @@ def test_no_workers_are_refused():
 
 
 def test_a_missing_dask_names_the_extra(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ImportError, match=r"pip install 'pylongctx\[cluster\]'"):
         make_executor("dask://localhost:8786")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from threading import Thread
 
 from pylongctx._free import available_cpus
 from pylongctx._lib import InvalidInput
@@ -166,8 +168,9 @@ def _status(process: BaseProcess) -> str:
 
 
 def serve(connection: Connection) -> None:
-    """Run units until there are no more; the other end sees to Ctrl-C."""
+    """Run units until there are no more; the other process handles Ctrl-C, and its end also ends a running sample."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
             unit: Unit = connection.recv()
@@ -181,3 +184,9 @@ def serve(connection: Connection) -> None:
             return
         except Exception as reason:
             connection.send(Failed(reason_of(reason)))
+
+
+def _end_with_parent() -> None:
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
