@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
     add("--documents", type=int, default=4, help="in a prompt")
     add("--tokens", type=int, default=1500, help="of a document")
     add("--trials", type=int, default=5, help="prompts of each text")
-    add("--fresh", default=f"0,4,8,16,{documents.FRESH},64", help="first tokens that are evaluated in place")
+    add("--fresh", default=f"0,4,8,16,{documents.FRESH_TOKENS},64", help="first tokens that are evaluated in place")
     add("--ratio", action="append", type=float, default=[], help="share of the rows of compressed documents")
     add("--n-ctx", type=int, default=0)
     add("--time-only", action="store_true", help="random tokens, and no questions")
@@ -144,7 +144,7 @@ class Bench:
         started = time.monotonic()
         self.read([*self.start, *range(3, 35), *tokens.ravel().tolist(), 3])
         whole = time.monotonic() - started
-        fresh = documents.FRESH
+        fresh = documents.FRESH_TOKENS
         started = time.monotonic()
         self.session.clear()
         self.session.eval(np.array([*self.start, *range(3, 35)], np.int32))

@@ -24,7 +24,7 @@ ADAPTER_KINDS = {
     "adapter.lora.alpha": 6,  # f32
 }
 MAX_ALPHA = 1e6
-MOST_SHARDS = 2**16 - 1
+MAX_SHARDS = 2**16 - 1
 SPLIT_NAME = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf", re.DOTALL)
 
 FileId = tuple[int, ...]
@@ -132,7 +132,7 @@ def layout_of(path: str) -> Layout:
 def shards(path: str, n: int) -> list[str]:
     """Return the paths of all n files of a split model, as llama.cpp names them."""
     name = SPLIT_NAME.fullmatch(path)
-    if not 1 < n <= MOST_SHARDS or not name:
+    if not 1 < n <= MAX_SHARDS or not name:
         return [path]  # llama.cpp opens no other file
     return [f"{name[1]}-{i:05d}-of-{n:05d}.gguf" for i in range(1, n + 1)]
 

@@ -9,12 +9,12 @@ from pylongctx._gguf_checks import ARRAY, MAX_TOKEN, SCALARS, STRING, Header, Te
 
 VERSIONS = (2, 3)
 TOKENS = "tokenizer.ggml.tokens"  # the only list of strings that is always kept
-MOST_META, MOST_TENSORS = 2**16, 2**17
-MOST_KEY, MOST_NAME, MOST_DIMS = 2**16 - 1, 63, 4  # of GGUF, and of ggml
-MOST_TEXT = 2**26  # bytes of a value: a tokenizer.json may be one
-MOST_TEXTS, MOST_TOKENS = 2**21, 2**20  # in all lists together, and in the vocabulary
-MOST_TOKEN_BYTES = 2**25
-MOST_NUMBERS = 2**24
+MAX_META, MAX_TENSORS = 2**16, 2**17
+MAX_KEY, MAX_NAME, MAX_DIMS = 2**16 - 1, 63, 4  # of GGUF, and of ggml
+MAX_TEXT = 2**26  # bytes of a value: a tokenizer.json may be one
+MAX_TEXTS, MAX_TOKENS = 2**21, 2**20  # in all lists together, and in the vocabulary
+MAX_TOKEN_BYTES = 2**25
+MAX_NUMBERS = 2**24
 KEPT_TEXTS, KEPT_TEXT = 2**24, 256  # bytes of strings kept in total, and bytes kept of each further one
 KEPT_NUMBERS = 4096  # of a list
 
@@ -50,8 +50,8 @@ class Reader:
         _, version, n_tensors, n_meta = self._numbers("<4sIQQ")
         if version not in VERSIONS:
             raise NotGguf(f"GGUF of version {version}")
-        self._at_most("values", n_meta, MOST_META, 13)
-        self._at_most("tensors", n_tensors, MOST_TENSORS, 24)
+        self._at_most("values", n_meta, MAX_META, 13)
+        self._at_most("tensors", n_tensors, MAX_TENSORS, 24)
         return n_tensors, n_meta
 
     def header(self) -> Header:
@@ -72,13 +72,13 @@ class Reader:
     def key(self) -> tuple[str, int]:
         """Return the next key, and the kind of its value."""
         # escape a key that is not UTF-8, so that the other keys can still be checked
-        key = self._text("a key", MOST_KEY).decode("utf-8", "backslashreplace")
+        key = self._text("a key", MAX_KEY).decode("utf-8", "backslashreplace")
         return key, self._numbers("<I")[0]
 
     def value(self, kind: int, kept: bool = False) -> Any:
         """Return a value; of a list the first numbers, or all strings or none."""
         if kind == STRING:
-            return self._text("a text", MOST_TEXT)
+            return self._text("a text", MAX_TEXT)
         if kind != ARRAY:
             return self._numbers("<" + _scalar(kind))[0]
         kind, n = self._numbers("<IQ")
@@ -86,7 +86,7 @@ class Reader:
             return self._texts(n, kept)
         layout = _scalar(kind)
         size = struct.calcsize("<" + layout)
-        self._at_most("numbers of a list", n, MOST_NUMBERS, size)
+        self._at_most("numbers of a list", n, MAX_NUMBERS, size)
         end = self.pos + n * size
         values = list(self._numbers(f"<{min(n, KEPT_NUMBERS)}{layout}"))
         self.pos = end
@@ -111,8 +111,8 @@ class Reader:
 
     def _texts(self, n: int, kept: bool) -> list[bytes]:
         self._n_texts += n
-        self._at_most("texts of lists", self._n_texts, MOST_TEXTS, 0)
-        self._at_most("texts of a list", n, MOST_TOKENS if kept else MOST_TEXTS, 8)
+        self._at_most("texts of lists", self._n_texts, MAX_TEXTS, 0)
+        self._at_most("texts of a list", n, MAX_TOKENS if kept else MAX_TEXTS, 8)
         found: list[bytes] = []
         try:
             end = self._kept(n, found) if kept else self._skipped(n)
@@ -134,23 +134,23 @@ class Reader:
         return pos
 
     def _kept(self, n: int, found: list[bytes]) -> int:
-        data, pos, left = self._data, self.pos, MOST_TOKEN_BYTES
+        data, pos, left = self._data, self.pos, MAX_TOKEN_BYTES
         length: Callable[..., tuple[int]] = struct.Struct("<Q").unpack_from
         for i in range(n):
             (size,) = length(data, pos)
             left -= size
             if left < 0:
                 raise Damaged(
-                    f"token {i} ends after {MOST_TOKEN_BYTES - left} bytes; the maximum of all is {MOST_TOKEN_BYTES}"
+                    f"token {i} ends after {MAX_TOKEN_BYTES - left} bytes; the maximum of all is {MAX_TOKEN_BYTES}"
                 )
             found.append(data[pos + 8 : pos + 8 + min(size, MAX_TOKEN + 1)])
             pos += 8 + size
         return pos
 
     def _tensor(self) -> Tensor:
-        name = self._text("a tensor's name", MOST_NAME).decode("utf-8", "backslashreplace")
+        name = self._text("a tensor's name", MAX_NAME).decode("utf-8", "backslashreplace")
         (n_dims,) = self._numbers("<I")
-        self._at_most("dimensions of a tensor", n_dims, MOST_DIMS, 8)
+        self._at_most("dimensions of a tensor", n_dims, MAX_DIMS, 8)
         dims = self._numbers(f"<{n_dims}Q")
         kind, offset = self._numbers("<IQ")
         return Tensor(name, dims, kind, offset)

@@ -19,10 +19,10 @@ from pylongctx._lib import error, lib, library_path
 
 PROGRAM = Path(__file__).with_name("_guarded_worker.py")
 CPU_SECONDS = 5  # limit of one call
-BUSY = 10  # wall-clock limit as a multiple of the CPU limit, for busy machines
+WALL_CLOCK_FACTOR = 10  # wall-clock limit as a multiple of the CPU limit, for busy machines
 MEMORY = 2**31  # bytes, in addition to those of the library
-MOST_TEXT = 64 * 2**20  # bytes of an answer
-MOST_WORKERS = 4  # concurrent calls
+MAX_TEXT = 64 * 2**20  # bytes of an answer
+MAX_WORKERS = 4  # concurrent calls
 LENGTH = struct.Struct("<Q")
 
 Parts = Sequence[str]
@@ -38,7 +38,7 @@ class _Worker:
     def __init__(self) -> None:
         if not sys.executable:
             raise RuntimeError("sys.executable is empty, so no Python program can be started to render chat templates")
-        limits = [str(number) for number in (MEMORY, MOST_TEXT)]
+        limits = [str(number) for number in (MEMORY, MAX_TEXT)]
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - ``end`` closes it
         # no debugger on an abort, and no GPU, which a worker does not need
         quiet = {"GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -61,7 +61,7 @@ class _Worker:
 
     def ask(self, parts: Parts, seconds: int) -> tuple[bool, str]:
         """Return whether the call succeeded, and its text or the reason of the failure."""
-        until = time.monotonic() + BUSY * seconds
+        until = time.monotonic() + WALL_CLOCK_FACTOR * seconds
         assert self._process.stdin is not None
         texts = [text.encode("utf-8", "surrogateescape") for text in parts]
         data = b"".join(LENGTH.pack(len(text)) + text for text in texts)
@@ -105,7 +105,7 @@ class _Pool:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._idle: list[_Worker] = []
-        self._room = threading.BoundedSemaphore(MOST_WORKERS)
+        self._room = threading.BoundedSemaphore(MAX_WORKERS)
 
     def call(self, what: str, parts: Parts, seconds: int) -> str:
         with self._room:
@@ -169,7 +169,7 @@ def guarded(what: str, *parts: str, seconds: int | None = None) -> str:
     Raises
     ------
     InvalidInput
-        When the call fails, crashes its worker, or exceeds ``seconds``, ``MEMORY`` or ``MOST_TEXT``.
+        When the call fails, crashes its worker, or exceeds ``seconds``, ``MEMORY`` or ``MAX_TEXT``.
     """
     global _pool
     if _pool.pid != os.getpid():  # after a fork: the workers belong to the parent

@@ -1,4 +1,4 @@
-"""The program of a guarded worker, see ``_guarded.py``: LIBRARY MEMORY MOST_TEXT.
+"""The program of a guarded worker, see ``_guarded.py``: LIBRARY MEMORY MAX_TEXT.
 
 It loads only the library, so that it starts in milliseconds. A call on stdin has its time limit in seconds, the
 number of its texts, and each text preceded by its length. An answer on stdout has a success flag, its length, and
@@ -14,8 +14,8 @@ import sys
 import time
 from collections import OrderedDict
 
-KEPT = 8  # templates
-FIRST: dict[int, tuple[int, int]] = {}  # initial limits of this process
+MAX_TEMPLATES = 8  # templates to cache
+INITIAL_LIMITS: dict[int, tuple[int, int]] = {}  # initial limits of this process
 SAMPLE = "It was <s> the 1st\n\n\tof \u00e9\u20ac\U0001f600 ".encode() + bytes(range(1, 128)) + 64 * b" "
 SIZES = 4096  # bytes, more than an lctx_sizes has
 
@@ -98,14 +98,14 @@ class Library:
             self._lib.lctx_template_free(template)
             raise ValueError(failure)
         self._templates[spec] = template
-        if len(self._templates) > KEPT:
+        if len(self._templates) > MAX_TEMPLATES:
             self._lib.lctx_template_free(self._templates.popitem(last=False)[1])
         return int(template)
 
 
 def limit(kind: int, most: int) -> None:
     """Set a limit of this process, not above its initial value."""
-    first, hard = FIRST.setdefault(kind, resource.getrlimit(kind))
+    first, hard = INITIAL_LIMITS.setdefault(kind, resource.getrlimit(kind))
     resource.setrlimit(kind, (most if first == resource.RLIM_INFINITY else min(most, first), hard))
 
 

@@ -17,8 +17,8 @@ from pylongctx.errors import LctxError
 
 FORMAT = 2  # of identities; increment it when KV entries change, such as when llama.cpp changes a model's graph
 PAGE, N_PAGES = 4096, 8  # bytes of a page, and pages per tensor that are hashed whenever a model is opened
-LEAST_PRIORITY = 19
-PIECE = 1 << 20  # bytes per read
+LOWEST_PRIORITY = 19
+READ_BYTES = 1 << 20  # bytes per read
 SETTLED = 2 * 10**9  # ns since the last write: file systems may give two closer writes the same time
 
 
@@ -79,7 +79,7 @@ class ModelFiles:
 
     def _prepare(self) -> None:
         # lowers the priority of this thread only
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
         with suppress(LctxError):  # raised again when a caller needs the digest
             self.weights()
 
@@ -127,7 +127,7 @@ def check_unchanged(paths: Sequence[str], before: Sequence[os.stat_result]) -> N
 
 def digest_of(paths: Sequence[str]) -> str:
     """Return a digest of every byte of files; InvalidInput when one cannot be read."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(PIECE))
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(READ_BYTES))
     try:
         for path in paths:
             with open(path, "rb", buffering=0) as file:

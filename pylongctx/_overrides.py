@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-MOST_BYTES = 127  # of a key and of a string in llama.cpp
-MOST_INT = 2**32 - 1  # llama.cpp reads no larger integer from a header
-MOST_FLOAT = 3.4028234663852886e38  # of f32
+MAX_BYTES = 127  # of a key and of a string in llama.cpp
+MAX_INT = 2**32 - 1  # llama.cpp reads no larger integer from a header
+MAX_FLOAT = 3.4028234663852886e38  # of f32
 
 Value = bool | int | float | str
 
@@ -32,12 +32,12 @@ def _value(key: str, value: Any) -> Value:
     if isinstance(value, bool):
         return value
     if isinstance(value, Integral):
-        if not 0 <= int(value) <= MOST_INT:
-            raise ValueError(f"kv_overrides: {key} must be from 0 to {MOST_INT}, not {value}")
+        if not 0 <= int(value) <= MAX_INT:
+            raise ValueError(f"kv_overrides: {key} must be from 0 to {MAX_INT}, not {value}")
         return int(value)
     if isinstance(value, Real):
         number = float(value)
-        if not (math.isfinite(number) and abs(number) <= MOST_FLOAT):
+        if not (math.isfinite(number) and abs(number) <= MAX_FLOAT):
             raise ValueError(f"kv_overrides: {key} must be a finite 32-bit number, not {number}")
         return number
     if isinstance(value, str):
@@ -49,9 +49,9 @@ def _short(what: str, text: Any) -> str:
     if not isinstance(text, str):
         raise TypeError(f"kv_overrides: {what} must be a str, not {text!r}")
     size = len(text.encode("utf-8", "surrogateescape"))
-    if size > MOST_BYTES or "\0" in text:
+    if size > MAX_BYTES or "\0" in text:
         raise ValueError(
-            f"kv_overrides: {what} must have at most {MOST_BYTES} bytes and no NUL, not {size}: {text!r:.60}"
+            f"kv_overrides: {what} must have at most {MAX_BYTES} bytes and no NUL, not {size}: {text!r:.60}"
         )
     return text
 

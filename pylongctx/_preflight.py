@@ -14,8 +14,8 @@ from pylongctx._tables import table_text
 from pylongctx._units import bytes_text
 from pylongctx._ways_out import for_more, ways_out
 
-LOOK = 32 * 2**20  # address space of a model and context without memory; llama.cpp aborts without it
-LEAST = 512  # tokens: lower bound for n_ctx=0
+PROBE_BYTES = 32 * 2**20  # address space of a model and context without memory; llama.cpp aborts without it
+MIN_N_CTX = 512  # tokens: lower bound for n_ctx=0
 
 
 def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], method: str) -> dict[str, Any]:
@@ -28,13 +28,13 @@ def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], met
     InvalidInput
         When the library refuses the model or the settings.
     """
-    if min(address_room(), default=LOOK) < LOOK:
-        raise MemoryError(f"a check of the model needs {bytes_text(LOOK)}, and ulimit -v leaves less; raise it")
+    if min(address_room(), default=PROBE_BYTES) < PROBE_BYTES:
+        raise MemoryError(f"a check of the model needs {bytes_text(PROBE_BYTES)}, and ulimit -v leaves less; raise it")
     with _quiet(), Plan(path, model_settings, settings, method) as plan:
         if all(size.fits for size in plan.sizes()):
             return settings
         longest = plan.longest()
-        if settings["n_ctx"] > 0 or longest < LEAST:
+        if settings["n_ctx"] > 0 or longest < MIN_N_CTX:
             raise MemoryError(explain(plan, longest))
         LOG.warning(shortened(plan, longest))
         return settings | {"n_ctx": longest}

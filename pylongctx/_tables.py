@@ -8,7 +8,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-WIDEST = 10_000  # columns of a pipe, wider than any table
+MAX_COLUMNS = 10_000  # columns of a pipe, wider than any table
 
 
 def show_table(table: Table, console: Console | None = None) -> None:
@@ -62,7 +62,7 @@ def _pipe(console: Console, table: Table) -> Console:
 
 def _measured(table: Table, console: Console) -> Measurement:
     """Return the table's width with one word per line, and with one cell per line."""
-    return Measurement.get(console, console.options.update(max_width=WIDEST), table)
+    return Measurement.get(console, console.options.update(max_width=MAX_COLUMNS), table)
 
 
 def _line(console: Console, text: RenderableType | None, style: str) -> None:

@@ -15,9 +15,9 @@ from pylongctx._overrides import as_json
 from pylongctx.engine.model import with_fields
 from pylongctx.errors import InvalidInput, ModelRefused
 
-SHORT = 512  # tokens: the graph does not depend on the length of the context
+TRIAL_N_CTX = 512  # tokens: the graph does not depend on the length of the context
 SECONDS = 60
-LONG = 0.1  # seconds: the result of a slower trial is saved, see ``_note``
+SLOW_TRIAL = 0.1  # seconds: the result of a slower trial is saved, see ``_note``
 ELSEWHERE = (
     *("tensor_split", "n_tensor_split", "rpc_servers", "n_gpu_layers", "split_mode", "main_gpu"),
     *("kv_overrides", "override_tensor"),
@@ -47,7 +47,8 @@ def try_model(
     model = with_fields("lctx_model_params", lib.lctx_model_params_default, here | {"n_gpu_layers": 0, "dry": 1})
     context = ""
     if settings is not None:
-        few = {"n_ctx": min(settings["n_ctx"] or SHORT, SHORT), "n_seq_max": min(settings.get("n_seq_max", 1), 2)}
+        n_ctx = min(settings["n_ctx"] or TRIAL_N_CTX, TRIAL_N_CTX)
+        few = {"n_ctx": n_ctx, "n_seq_max": min(settings.get("n_seq_max", 1), 2)}
         context = _hex(with_fields("lctx_context_params", lib.lctx_context_params_default, settings | few))
     call = (os.path.abspath(path), _hex(model), context, method, as_json(overrides))
     name = hashlib.sha256(
@@ -65,7 +66,7 @@ def try_model(
             f"{path} cannot be used: even without weights it takes too much memory ({reason})", lib.LCTX_INVALID
         )
     _good.add(name)
-    if time.monotonic() - start > LONG:
+    if time.monotonic() - start > SLOW_TRIAL:
         with contextlib.suppress(OSError):  # without a cache folder, the next process tries again
             _note(name).parent.mkdir(parents=True, exist_ok=True)
             _note(name).touch()

@@ -8,7 +8,7 @@ from pylongctx._plan import Plan, Sizes, most
 from pylongctx._units import bytes_text
 from pylongctx.methods.table import CLASSES
 
-MOST = 4
+MAX_SHOWN = 4
 BASES = [cls.name for cls in CLASSES if cls.role == "base"]
 SMALL_TYPE, SMALL_BATCH = "q8_0", 128  # the smallest with almost no loss
 
@@ -29,7 +29,7 @@ def ways_out(plan: Plan, longest: int) -> list[str]:
             *_fewer_rows(plan),
             *_smaller_batch(plan),
         ]
-    return [way for _, way in sorted(ways, key=lambda way: not way[0])][:MOST]
+    return [way for _, way in sorted(ways, key=lambda way: not way[0])][:MAX_SHOWN]
 
 
 def for_more(plan: Plan, longest: int) -> Iterator[str]:

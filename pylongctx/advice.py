@@ -17,11 +17,11 @@ from pylongctx import _arguments as arguments
 from pylongctx._planned import plan_of
 from pylongctx.llama import Llama
 
-SHORT, LONG = 512, 2048  # tokens of the texts that are measured
+SHORT_TEXT, LONG_TEXT = 512, 2048  # tokens of the texts that are measured
 STEPS = 8  # tokens that are generated
 WINDOW = 256  # of longheads in a measurement
-GRAIN = 256  # tokens by which a context grows
-LEAST_WINDOW, SELECT_FROM = (2048, 4096), 3  # longheads' own choices, the latter in windows
+CONTEXT_MULTIPLE = 256  # tokens by which a context grows
+MIN_WINDOWS, SELECT_FROM = (2048, 4096), 3  # longheads' own choices, the latter in windows
 ANSWER = 1024  # tokens of a context beside the text
 TYPES = ("f16", "q8_0")
 ONE = (1, 1)  # threads, for what does not depend on them
@@ -145,7 +145,7 @@ def window_of(n_ctx: int, n_train: int) -> int:
     >>> [window_of(16384, n_train) for n_train in (2048, 8192, 32768)]
     [1024, 2048, 4096]
     """
-    least = min(max(n_train // 8, LEAST_WINDOW[0]), LEAST_WINDOW[1])
+    least = min(max(n_train // 8, MIN_WINDOWS[0]), MIN_WINDOWS[1])
     return min(max(least, min(n_train, n_ctx) // 8), n_train // 2)
 
 
@@ -153,27 +153,27 @@ def measure(path: str, **options: Any) -> tuple[Speed, Speed]:
     """Return the speed of reading and of writing, from two short texts with each of two methods."""
     first, (dense_read, dense_write) = _timed(path, "full", options)
     _, (chosen_read, chosen_write) = _timed(path, f"longheads,window={WINDOW},select_from={WINDOW}", options)
-    n, pairs = LONG - SHORT, (LONG**2 - SHORT**2) / 2
-    # first = SHORT * weights + SHORT^2 / 2 * key; dense_read = n * weights + pairs * key
-    key = max(0.0, (dense_read - n / SHORT * first[0]) / (pairs - n * SHORT / 2))
+    n, pairs = LONG_TEXT - SHORT_TEXT, (LONG_TEXT**2 - SHORT_TEXT**2) / 2
+    # first = SHORT_TEXT * weights + SHORT_TEXT^2 / 2 * key; dense_read = n * weights + pairs * key
+    key = max(0.0, (dense_read - n / SHORT_TEXT * first[0]) / (pairs - n * SHORT_TEXT / 2))
     weights = max(0.0, (dense_read - pairs * key) / n)
     score = max(0.0, (chosen_read - n * (weights + WINDOW * key)) / pairs)
-    key_write = max(0.0, (dense_write - first[1]) / (LONG - SHORT))
-    weights_write = max(0.0, dense_write - LONG * key_write)
-    score_write = max(0.0, (chosen_write - weights_write - WINDOW * key_write) / LONG)
+    key_write = max(0.0, (dense_write - first[1]) / (LONG_TEXT - SHORT_TEXT))
+    weights_write = max(0.0, dense_write - LONG_TEXT * key_write)
+    score_write = max(0.0, (chosen_write - weights_write - WINDOW * key_write) / LONG_TEXT)
     return Speed(weights, key, score), Speed(weights_write, key_write, score_write)
 
 
 def _timed(path: str, method: str, options: dict[str, Any]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return seconds of reading SHORT tokens and of a token after them, and of the rest up to LONG and after it."""
-    with Llama(path, **{"verbose": False, **options}, method=method, n_ctx=LONG + 4 * STEPS) as llm:
-        text = sample_tokens(llm, LONG)
-        llm.prefill(text[:SHORT])  # the first time is slower
+    """Return seconds of reading SHORT_TEXT tokens and of a token after them; the same for the rest up to LONG_TEXT."""
+    with Llama(path, **{"verbose": False, **options}, method=method, n_ctx=LONG_TEXT + 4 * STEPS) as llm:
+        text = sample_tokens(llm, LONG_TEXT)
+        llm.prefill(text[:SHORT_TEXT])  # the first time is slower
         llm.reset()
-        read = [prefill_seconds(llm, text[:n]) for n in (SHORT, LONG)]
+        read = [prefill_seconds(llm, text[:n]) for n in (SHORT_TEXT, LONG_TEXT)]
         write_long = _write(llm, text)
         llm.reset()
-        llm.prefill(text[:SHORT])
+        llm.prefill(text[:SHORT_TEXT])
         return (read[0], _write(llm, text)), (read[1], write_long)
 
 
@@ -210,7 +210,7 @@ def _sum(seconds: Any, n: int) -> float:
 
 
 def _context(n: int) -> int:
-    return -(-(n + ANSWER) // GRAIN) * GRAIN
+    return -(-(n + ANSWER) // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
 
 
 def _trained(path: str) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._arguments import MAX_TEXTS
-from pylongctx.engine.session import SMALL, Session
+from pylongctx.engine.session import UNCHECKED_BYTES, Session
 
 NO_POOLING, RANK = 0, 4  # llama.cpp's numbers
 
@@ -125,9 +125,9 @@ class Embedder:
     def _beginning(self, data: bytes) -> bytes:
         """Return the beginning of a UTF-8 text that is long enough for all tokens that are kept."""
         n_tokens = 2 * self._n_text  # enough that the cut does not change the tokens that are kept
-        if len(data) <= n_tokens * SMALL:
+        if len(data) <= n_tokens * UNCHECKED_BYTES:
             return data
-        n = n_tokens * max(SMALL, self._session.model.longest_piece)
+        n = n_tokens * max(UNCHECKED_BYTES, self._session.model.longest_piece)
         return data[:n].decode("utf-8", "ignore").encode()
 
     def _vectors(self, texts: Sequence[list[int]]) -> list[NDArray[np.float32]]:

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 
 from pylongctx._log import LOG
 
-MOST_FILES = 1000  # in a folder
+MAX_FILES = 1000  # in a folder
 LOOKED_AT = 8192  # bytes by which text files in a folder are recognized
-MOST_BYTES = 1 << 28  # unpacked size of an EPUB
+MAX_BYTES = 1 << 28  # unpacked size of an EPUB
 INSTALL = "install it with: pip install 'pylongctx[documents]'"
 EPUB = "{urn:oasis:names:tc:opendocument:xmlns:container}rootfile"
 PACKAGE = "{http://www.idpf.org/2007/opf}"
@@ -131,10 +131,8 @@ def files_in(names: Iterable[str]) -> Iterator[str]:
         found = [str(path) for path in sorted(folder.rglob("*")) if _is_wanted(path, folder)]
         if not found:
             raise ValueError(f"there is no text file in the folder {name}")
-        if len(found) > MOST_FILES:
-            raise ValueError(
-                f"the folder {name} has {len(found)} text files, more than {MOST_FILES}: name some of them"
-            )
+        if len(found) > MAX_FILES:
+            raise ValueError(f"the folder {name} has {len(found)} text files, more than {MAX_FILES}: name some of them")
         yield from found
 
 
@@ -171,8 +169,8 @@ def _epub(data: bytes, name: str) -> str:
         raise ImportError(f"EPUB files need the package beautifulsoup4: {INSTALL}") from reason
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as book:
-            if (n := sum(part.file_size for part in book.infolist())) > MOST_BYTES:
-                raise ValueError(f"{name} has {n} bytes when unpacked, more than {MOST_BYTES}")
+            if (n := sum(part.file_size for part in book.infolist())) > MAX_BYTES:
+                raise ValueError(f"{name} has {n} bytes when unpacked, more than {MAX_BYTES}")
             chapters = [book.read(part) for part in _spine(book)]
     except (zipfile.BadZipFile, KeyError, ElementTree.ParseError) as reason:
         raise ValueError(f"{name} is a damaged EPUB: {reason}") from reason

@@ -14,7 +14,7 @@ from pylongctx._lib import error, ffi, lib, out_buffer, text
 from pylongctx.engine.model import Model
 from pylongctx.schema import llguidance
 
-KEPT = 16  # compiled grammars to cache
+MAX_GRAMMARS = 16  # compiled grammars to cache
 SPECIAL = b"\xff"  # llguidance's mark of tokens that are not text
 
 _making = Lock()
@@ -67,7 +67,7 @@ class Words:
                     raise error(lib.LCTX_INVALID, f"the schema cannot be used: {known.get_error()[:200]}")
                 self._prototypes[grammar] = known
             self._prototypes.move_to_end(grammar)
-            if len(self._prototypes) > KEPT:
+            if len(self._prototypes) > MAX_GRAMMARS:
                 self._prototypes.popitem(last=False)
             return known.deep_copy()
 

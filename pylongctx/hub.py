@@ -57,7 +57,7 @@ def from_pretrained(
 
 
 QUANTS = ("Q4_K_M", "Q8_0")  # default quantizations, in order of preference
-FIRST = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
+FIRST_SHARD = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
 
 def by_quant(repo: str, file: str | None = None) -> str:
@@ -103,7 +103,7 @@ def _chosen(repo: str, names: list[str], quant: str, file: str | None) -> str:
             raise ValueError(f"{repo} has no file {file}; it has {', '.join(names)}")
         return file
     models = [one for one in names if one.endswith(".gguf") and "mmproj" not in one]
-    models = [one for one in models if FIRST.fullmatch(one) or "-of-0" not in one]
+    models = [one for one in models if FIRST_SHARD.fullmatch(one) or "-of-0" not in one]
     for wanted in [quant] if quant else QUANTS:
         word = re.compile(rf"(?:^|[-_./]){re.escape(wanted)}(?:[-_./]|$)", re.IGNORECASE)
         if len(found := [one for one in models if word.search(one)]) == 1:
@@ -116,7 +116,7 @@ def _chosen(repo: str, names: list[str], quant: str, file: str | None) -> str:
 
 def _shards(first: str, names: list[str]) -> list[str]:
     """Return a file, or all files of a split model for its first one."""
-    split = FIRST.fullmatch(first)
+    split = FIRST_SHARD.fullmatch(first)
     if split is None:
         return [first]
     others = sorted(one for one in names if one.startswith(f"{split[1]}-") and one.endswith(f"-of-{split[2]}.gguf"))

@@ -12,12 +12,13 @@ from pylongctx.engine.session import Session
 from pylongctx.speculative import LlamaDraftModel
 
 BITS = 22  # of places in the table of NgramModDraft: 16 MiB, as in llama.cpp
-FULL = 0.25  # share of used places at which the table is cleared
+MAX_FILL = 0.25  # share of used places at which the table is cleared
 EMPTY = -1  # no token is known
 FACTOR = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: its powers spread tokens over 64 bits
 MASK = (1 << 64) - 1
 LENGTHS = (4, 3, 2, 1)  # of the n-grams of NgramCacheDraft, the longest first
-LEAST, PERCENT = {4: 1, 3: 1, 2: 2, 1: 2}, {4: 50, 3: 50, 2: 50, 1: 66}  # occurrences, and share of one continuation
+MIN_COUNTS = {4: 1, 3: 1, 2: 2, 1: 2}  # occurrences of an n-gram, by its length
+MIN_PERCENT = {4: 50, 3: 50, 2: 50, 1: 66}  # share of one continuation
 Tokens = NDArray[np.int32]
 Places = NDArray[np.uint64]
 
@@ -138,7 +139,7 @@ class NgramModDraft(LlamaDraftModel):
         places = self._places(tokens[first - self.n_match : -1], seed)
         self._n_used += int((self._next[np.unique(places)] == EMPTY).sum())
         self._next[places] = tokens[first:]  # of equal n-grams the last one stays
-        if self._n_used > FULL * len(self._next):
+        if self._n_used > MAX_FILL * len(self._next):
             self._next.fill(EMPTY)
             self._n_used = 0
             self._texts.clear()
@@ -220,8 +221,8 @@ def _mostly(tokens: Tokens, last: list[int]) -> int | None:
         found[n] = ends
     for n in LENGTHS:
         following = tokens[found.get(n, ends[:0])]
-        if len(following) >= LEAST[n]:
+        if len(following) >= MIN_COUNTS[n]:
             values, at, counts = np.unique(following[::-1], return_index=True, return_counts=True)
-            if 100 * counts.max() >= PERCENT[n] * len(following):
+            if 100 * counts.max() >= MIN_PERCENT[n] * len(following):
                 return int(values[np.lexsort((at, -counts))[0]])  # the latest of equally frequent ones
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from pylongctx.samplers import SAMPLERS, sampler_names
 
-LARGEST = (2 - 2**-23) * 2.0**127  # of float32
+MAX_FLOAT = (2 - 2**-23) * 2.0**127  # of float32
 MAX_BREAKERS, MAX_BREAKER_BYTES = 64, 40
 
 
@@ -39,8 +39,8 @@ class Number:
         int or float.
     """
 
-    low: float = -LARGEST
-    high: float = LARGEST
+    low: float = -MAX_FLOAT
+    high: float = MAX_FLOAT
     options: tuple[str, ...] = ()
     env: str | None = None
     help: str = ""
@@ -205,12 +205,12 @@ class SamplingParams:
         for key, value in self.settings().items():
             if not isinstance(value, Real):
                 raise TypeError(f"{key} must be a number, not {value!r}")
-            if not -LARGEST <= getattr(self, key) <= LARGEST:
+            if not -MAX_FLOAT <= getattr(self, key) <= MAX_FLOAT:
                 raise ValueError(f"{key} must be a finite number, not {value}")
         for one in NUMBERS:
             value = getattr(self, one.name)
             if not one.low <= value <= one.high:
-                limit = f"at least {one.low}" if one.high == LARGEST else f"from {one.low} to {one.high}"
+                limit = f"at least {one.low}" if one.high == MAX_FLOAT else f"from {one.low} to {one.high}"
                 raise ValueError(f"{one.name} must be {limit}, not {value}")
         if self.repeat_penalty <= 0:
             raise ValueError(f"repeat_penalty must be above 0 (1 is none), not {self.repeat_penalty}")

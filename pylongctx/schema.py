@@ -25,12 +25,12 @@ NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 IN_PLACE = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
 OF_OBJECTS = ("properties", "required", "additionalProperties", "patternProperties")
 SHARED = ("$defs", "definitions", "$schema", "$id")  # shared with parts of a schema, which refer to them
-MOST_GAPS = 64
-MOST_TOLD = 1000  # characters of a warning
+MAX_GAPS = 64
+MAX_WARNING = 1000  # characters of a warning
 SECONDS = 2.0  # for the search of keywords that cannot be enforced
-MOST_DEPTH = 100
-MOST_MULTIPLE = 10_000
-LARGEST = 9 * 10**18
+MAX_DEPTH = 100
+MAX_MULTIPLE = 10_000
+MAX_INTEGER = 9 * 10**18
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 PLAIN = 'bfnrt\\"'
@@ -55,7 +55,7 @@ DATE = (
 )
 TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 FORMATS = {"date": f"^{DATE}$", "time": f"^{TIME}$", "date-time": f"^{DATE}T{TIME}$"}
-PIECE = re.compile(r"\\c[A-Za-z]|\\.|.", re.DOTALL)
+PATTERN_PIECE = re.compile(r"\\c[A-Za-z]|\\.|.", re.DOTALL)
 
 
 class Held(NamedTuple):
@@ -104,7 +104,7 @@ def regex_grammar(pattern: str) -> str:
 def warn_of(gaps: Sequence[str]) -> None:
     """Warn about keywords that an answer may violate."""
     if gaps:
-        reason = f"not all of the JSON schema is enforced: {'; '.join(gaps)[:MOST_TOLD]}"
+        reason = f"not all of the JSON schema is enforced: {'; '.join(gaps)[:MAX_WARNING]}"
         warnings.warn(reason, RuntimeWarning, stacklevel=5)
 
 
@@ -131,7 +131,7 @@ def _hold(text: str, strict: bool) -> Held:
         path, node = _culprit(schema, reason, until)
         key = _keyword(node, reason)
         gaps.append(f"{path}/{key}: {told(reason)}" if key else f"{path or '/'}: {told(reason)}")
-        if strict or key is None or len(gaps) > MOST_GAPS:
+        if strict or key is None or len(gaps) > MAX_GAPS:
             raise _refusal(gaps[-1])
         _leave_out(node, key)
     return Held(_grammar(schema, options), tuple(gaps))
@@ -174,8 +174,8 @@ def _failure(grammar: str) -> str:
 
 def _nodes(schema: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the schemas in a schema with their paths, the inner ones first."""
-    if depth > MOST_DEPTH:
-        raise _refusal(f"{path[:80]}...: it nests deeper than {MOST_DEPTH} schemas")
+    if depth > MAX_DEPTH:
+        raise _refusal(f"{path[:80]}...: it nests deeper than {MAX_DEPTH} schemas")
     if not isinstance(schema, dict):
         return
     for key, value in schema.items():
@@ -236,9 +236,9 @@ def _spell(node: dict[str, Any]) -> list[str]:
     if isinstance(least, int) and least > max(1, len(set(node.get("required", ())))):
         del node["minProperties"]  # duplicate names count once
         gaps.append("/minProperties: it can only be enforced for required properties")
-    if _digits(node.get("multipleOf")) > MOST_MULTIPLE:
+    if _digits(node.get("multipleOf")) > MAX_MULTIPLE:
         del node["multipleOf"]  # llguidance enumerates all remainders
-        gaps.append(f"/multipleOf: it can be enforced up to {MOST_MULTIPLE}, without its decimal point")
+        gaps.append(f"/multipleOf: it can be enforced up to {MAX_MULTIPLE}, without its decimal point")
     return gaps
 
 
@@ -247,11 +247,11 @@ def _bound(node: dict[str, Any]) -> None:
     for sign, (plain, exclusive) in ((-1, BOUNDS[:2]), (1, BOUNDS[2:])):
         given = [key for key in (plain, exclusive) if key in node]
         for key in given:
-            if _is_number(node[key]) and sign * node[key] > LARGEST:
-                node[key] = sign * LARGEST
-        near = all(abs(node[key]) <= LARGEST for key in BOUNDS if _is_number(node.get(key)))
+            if _is_number(node[key]) and sign * node[key] > MAX_INTEGER:
+                node[key] = sign * MAX_INTEGER
+        near = all(abs(node[key]) <= MAX_INTEGER for key in BOUNDS if _is_number(node.get(key)))
         if near and not given and node.get("type") == "integer" and "multipleOf" not in node:
-            node[plain] = sign * LARGEST
+            node[plain] = sign * MAX_INTEGER
 
 
 def _is_number(value: Any) -> bool:
@@ -275,7 +275,7 @@ def ecma(pattern: str) -> str:
     ^[a\\&\\&b\\x01]\\x00$
     """
     found, inside = [], False
-    for match in PIECE.finditer(pattern):
+    for match in PATTERN_PIECE.finditer(pattern):
         piece = match[0]
         if piece[:2] == r"\c" and len(piece) == 3:
             found.append(f"\\x{ord(piece[2]) % 32:02x}")

@@ -24,9 +24,9 @@ def small_blocks(monkeypatch):
     for module in (finder, keeper, layout):
         monkeypatch.setattr(module, "BLOCK", N_BLOCK)
     monkeypatch.setattr(layout, "SPACING", 2 * N_BLOCK)
-    monkeypatch.setattr(keeper, "LEAST", 8)
-    monkeypatch.setattr(documents, "LEAST", 40)
-    monkeypatch.setattr(documents, "FRESH", 16)
+    monkeypatch.setattr(keeper, "MIN_TAIL", 8)
+    monkeypatch.setattr(documents, "MIN_SPAN", 40)
+    monkeypatch.setattr(documents, "FRESH_TOKENS", 16)
 
 
 class Texts:

@@ -14,7 +14,7 @@ from oracle_chunks import LongHeads
 from session import assert_same
 from thinning import thin
 
-MOST_TOKENS = 16  # of a batch that the kernel is for
+MAX_TOKENS = 16  # of a batch that the kernel is for
 TOLERANCE = 1e-3  # rows are halves; queries, scores and weights are floats
 OTHERS = 0.1  # share of queries that may choose another chunk than on the CPU, or drop another row
 
@@ -29,7 +29,7 @@ def check(case: ChunkCase) -> None:
 
 # short: an emulated graph for a few tokens is slow
 BY_NAME = {
-    case.name: replace(case, n_rows=131, n_tokens=131, n_ubatch=MOST_TOKENS - len(case.name) % 7)
+    case.name: replace(case, n_rows=131, n_tokens=131, n_ubatch=MAX_TOKENS - len(case.name) % 7)
     for case in CHUNK_CASES
     if case.method.select == "head" and case.method.representation != "minmax"
 }
@@ -42,7 +42,7 @@ def test_chunks_equal_the_oracle(name):
 
 
 @thin
-@pytest.mark.parametrize("n_tokens", [1, MOST_TOKENS, MOST_TOKENS + 1])
+@pytest.mark.parametrize("n_tokens", [1, MAX_TOKENS, MAX_TOKENS + 1])
 @pytest.mark.parametrize("types", [("f16", "f16"), ("f16", "q4_1"), ("bf16", "f32")])
 @pytest.mark.parametrize("dims", [(8, 64), (64, 72), (128, 128), (192, 128), (256, 256), (264, 520), (576, 512)])
 def test_heads_of_every_width(dims, types, n_tokens):

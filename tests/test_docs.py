@@ -27,7 +27,7 @@ BLOCK = re.compile(r"(?:^<!-- (not run|own process): (.+?) -->\n)?^```(\w+)\n(.*
 URL = "http://127.0.0.1:8080"
 FIRST_WORDS = ("cmake", "dask", "export", "gguf-dump", "lm_eval", "make", "pip", "pylongctx", "python", "sh")
 NOT_RUN = {"needs a GPU"}  # reasons that are good ones
-MOST_COLUMNS = 120
+MAX_COLUMNS = 120
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def test_the_readme_is_short():
 @pytest.mark.parametrize("name", NAMES)
 def test_lines_are_short_and_plain(name):
     prose = [line for line in TEXTS[name].splitlines() if not line.startswith("|")]
-    assert max(map(len, prose), default=0) <= MOST_COLUMNS
+    assert max(map(len, prose), default=0) <= MAX_COLUMNS
     assert re.sub(r"^```console\n.*?^```$", "", TEXTS[name], flags=re.MULTILINE | re.DOTALL).isascii()
 
 

@@ -10,7 +10,7 @@ from session import assert_same
 
 from pylongctx import LlamaRAMCache
 from pylongctx.engine import documents
-from pylongctx.engine.documents import EDGE, FRESH, LEAST
+from pylongctx.engine.documents import EDGE_TOKENS, FRESH_TOKENS, MIN_SPAN
 from pylongctx.errors import LctxError
 
 ONE = (TEXT * 6).decode()
@@ -38,8 +38,8 @@ def test_texts_in_any_order_are_not_read_again(llm):
     for start, first, second in (("Read.", one, two), ("Now read this:", two, one), ("", two, two)):
         llm.reset()
         n, n_evaluated = ask(llm, f"{start} {first}\n\n{second} Who?")
-        fresh = n - len(first.tokens) - len(second.tokens) + 2 * FRESH
-        assert abs(n_evaluated - fresh) <= 4 * EDGE
+        fresh = n - len(first.tokens) - len(second.tokens) + 2 * FRESH_TOKENS
+        assert abs(n_evaluated - fresh) <= 4 * EDGE_TOKENS
         assert [place.document for place in llm.session.placed] == [first, second]
 
 
@@ -47,7 +47,7 @@ def test_the_same_text_at_its_own_place_is_exact(llm, embedded_f32):
     one = llm.read(ONE)
     llm.reset()
     _, n_evaluated = ask(llm, f"{one} It was")
-    assert n_evaluated < FRESH + 2 * EDGE
+    assert n_evaluated < FRESH_TOKENS + 2 * EDGE_TOKENS
     assert llm.session.context.n_exact() == llm.session.n_tokens
     with new(embedded_f32, method="full", n_ctx=1024, **F32) as full:
         ask(full, f"{one} It was")
@@ -109,7 +109,7 @@ def test_what_is_held_with_its_documents_is_used_again(llm):
     assert ask(llm, f"Read this. {one} Who? What?")[1] < 8
     two = llm.read(TWO)
     ask(llm, f"Read this. {two} Who?")
-    assert ask(llm, f"Read this. {two}")[1] <= 2 + EDGE
+    assert ask(llm, f"Read this. {two}")[1] <= 2 + EDGE_TOKENS
 
 
 def test_going_back_into_a_document_reads_the_rest(llm):
@@ -139,7 +139,7 @@ def test_messages_name_documents(llm):
         ({"type": "document"}, "a 'text', a 'name', or both"),
         ({"type": "document", "text": 5}, "a 'text', a 'name', or both"),
         ({"type": "document", "text": ONE, "source": {}}, "no field 'source'"),
-        ({"type": "document", "text": "short"}, f"at least {LEAST} tokens"),
+        ({"type": "document", "text": "short"}, f"at least {MIN_SPAN} tokens"),
     ],
 )
 def test_parts_that_are_no_documents(llm, part, message):
@@ -219,7 +219,7 @@ def test_where_a_prompt_has_a_document(llm):
     find, own = llm._solo.engine.documents.find, one.tokens
     other = np.full(40, own.max() + 1, np.int32)
     (place,) = find(np.concatenate([other, own, other]))
-    assert (place.first, place.end, place.skip) == (40 + FRESH, 40 + len(own), FRESH + len(one.start))
+    assert (place.first, place.end, place.skip) == (40 + FRESH_TOKENS, 40 + len(own), FRESH_TOKENS + len(one.start))
     edges = own.copy()
     edges[[0, 3, -1, -4]] = other[0]
     assert len(find(np.concatenate([other, edges, other]))) == 1
@@ -227,9 +227,9 @@ def test_where_a_prompt_has_a_document(llm):
     assert find(own)[0].end == len(own) - 1  # the last token's logits are wanted
     damaged = own.copy()
     damaged[len(own) // 2] = other[0]
-    assert find(damaged) == () == find(own[:LEAST]) == find(own[: len(own) // 2]) == find(other[:3])
+    assert find(damaged) == () == find(own[:MIN_SPAN]) == find(own[: len(own) // 2]) == find(other[:3])
     assert find(own, "somebody") == ()
-    assert documents.PROBE + EDGE <= FRESH
+    assert documents.PROBE + EDGE_TOKENS <= FRESH_TOKENS
 
 
 def test_no_run_of_a_document_is_too_short_to_be_looked_for(llm):
@@ -295,9 +295,9 @@ def test_a_document_with_the_text_of_a_special_token_is_placed(llm, embedded_f32
     usage = llm.create_chat_completion([{"role": "user", "content": content}], max_tokens=1)["usage"]
     (place,) = llm.session.placed
     assert place.document is one
-    assert llm.session.n_evaluated - before < usage["prompt_tokens"] - len(one.tokens) + FRESH + 2 * EDGE
+    assert llm.session.n_evaluated - before < usage["prompt_tokens"] - len(one.tokens) + FRESH_TOKENS + 2 * EDGE_TOKENS
     held = llm.session.tokens.tolist()
-    assert held[place.first : place.end] == one.tokens[FRESH:][: place.end - place.first].tolist()
+    assert held[place.first : place.end] == one.tokens[FRESH_TOKENS:][: place.end - place.first].tolist()
     assert token not in held[1:]  # the other part of the message is text, too
     with new(embedded_f32, method=SPANS, n_ctx=1024, **F32) as fresh:
         content[0] = {"type": "document", "text": one.text}

@@ -5,7 +5,7 @@ import pytest
 
 from pylongctx import LlamaDraftModel
 from pylongctx.engine import drafting as module
-from pylongctx.engine.draft_length import FIRST, LONGEST, PROBE, REFRESH, TRIED, DraftLength, Rate, StepTimes
+from pylongctx.engine.draft_length import FIRST_PAUSE, MAX_PAUSE, PROBE, REFRESH, TRIED, DraftLength, Rate, StepTimes
 
 
 def measured(seconds):
@@ -91,14 +91,14 @@ def test_drafts_that_pay_are_used(slope, right):
 def test_drafts_that_do_not_pay_cost_little(slope, right):
     tokens, seconds, drafts = drafting(DraftLength(), StepTimes(), World(slope, right), steps=500)
     assert tokens / seconds > 0.97
-    assert max(drafts[-LONGEST:]) <= PROBE
+    assert max(drafts[-MAX_PAUSE:]) <= PROBE
 
 
 def test_an_expensive_draft_model_is_turned_off():
     length, times = DraftLength(), measured({1: 0.1, 5: 0.1})
     assert length.choose(times, 0, 4) > 0
     length.took(4, 1.0)
-    assert [length.choose(times, 0, 4) for _ in range(FIRST)] == [0] * FIRST
+    assert [length.choose(times, 0, 4) for _ in range(FIRST_PAUSE)] == [0] * FIRST_PAUSE
     assert length.choose(times, 0, 4) > 0  # tried again
 
 

@@ -15,7 +15,7 @@ from tiny_gguf import Shape, make_model, sparse_model, split_model
 
 from pylongctx import Llama
 from pylongctx._gguf import _opened, check_gguf
-from pylongctx._gguf_reader import MOST_TEXTS, Damaged, Reader
+from pylongctx._gguf_reader import MAX_TEXTS, Damaged, Reader
 from pylongctx.errors import ModelRefused
 
 HUGE = 8 << 30  # bytes of a file, of which nearly all is a hole
@@ -123,7 +123,7 @@ def texts_without_end(path: Path) -> int:
 def test_opening_a_damaged_file_takes_no_time(tmp_path):
     path = sparse_model(tmp_path / "m.gguf", Shape(n_vocab=300))
     at = texts_without_end(path)
-    for _ in changed(path, at, MOST_TEXTS - 300):
+    for _ in changed(path, at, MAX_TEXTS - 300):
         done = subprocess.run(
             [sys.executable, "-c", CODE, path], capture_output=True, text=True, timeout=100, check=False
         )

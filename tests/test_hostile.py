@@ -176,7 +176,7 @@ def test_a_trial_that_took_long_is_remembered(tmp_path, monkeypatch):
     path = tiny_gguf.make_model(tmp_path / "base.gguf")
     tried: list[str] = []
     monkeypatch.setenv("LCTX_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(_trial, "LONG", 0.0)
+    monkeypatch.setattr(_trial, "SLOW_TRIAL", 0.0)
     monkeypatch.setattr(_trial, "guarded", lambda what, *parts, seconds: tried.append(parts[1]) or "")
     for method in ("full", "full", "window", "full"):
         _trial._good.clear()

@@ -152,7 +152,7 @@ def test_the_last_turn_stays_or_is_an_error(llm):
 
 
 def test_a_text_that_is_too_long_to_be_tokenized_leaves_too(llm, monkeypatch):
-    monkeypatch.setattr("pylongctx.engine.session.SMALL", 0)
+    monkeypatch.setattr("pylongctx.engine.session.UNCHECKED_BYTES", 0)
     n_bytes = llm.session.model.longest_piece * N_CTX + 1
     messages = [SYSTEM, {"role": "user", "content": "x" * n_bytes}, *history(1)[1:]]
     n, n_turn = dropped(llm.create_chat_completion(messages, max_tokens=4)["usage"])

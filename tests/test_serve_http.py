@@ -145,12 +145,12 @@ def test_what_a_slow_client_has_not_read_is_bounded():
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
-    from pylongctx.serve.exchange import MOST_QUEUED, Exchange
+    from pylongctx.serve.exchange import MAX_QUEUED, Exchange
 
     n = [0]
 
     def chunks():
-        for i in range(10 * MOST_QUEUED):
+        for i in range(10 * MAX_QUEUED):
             n[0] = i + 1
             yield {"i": i}
 
@@ -162,13 +162,13 @@ def test_what_a_slow_client_has_not_read_is_bounded():
                 found.append(chunk["i"])
                 if len(found) == 1:
                     await asyncio.sleep(0.2)
-                    assert n[0] <= MOST_QUEUED + 2
+                    assert n[0] <= MAX_QUEUED + 2
                     if leave:
                         break
             exchange.close()  # else the thread that puts them would wait for ever
         return found
 
-    assert asyncio.run(look(False)) == list(range(10 * MOST_QUEUED))
+    assert asyncio.run(look(False)) == list(range(10 * MAX_QUEUED))
     assert asyncio.run(look(True)) == [0]
 
 

@@ -14,7 +14,7 @@ from serving import running  # noqa: E402
 
 from pylongctx.serve.markup import code, formula, source, writer  # noqa: E402
 from pylongctx.serve.markup.source import prepare  # noqa: E402
-from pylongctx.serve.markup.writer import DEEPEST, LONGEST, blocks  # noqa: E402
+from pylongctx.serve.markup.writer import MAX_DEPTH, MAX_TEXT, blocks  # noqa: E402
 
 
 def html(text):
@@ -102,7 +102,7 @@ def test_code_shows_formulas_as_they_are_written():
     assert "<code>\\(a\\)</code>" in html("    x\n\n`\\(a\\)`")
 
 
-@pytest.mark.parametrize("latex", [r"\frac", "{" * 300, "x" * (formula.LONGEST + 1), r"\begin{no}", "a^b^c"])
+@pytest.mark.parametrize("latex", [r"\frac", "{" * 300, "x" * (formula.MAX_FORMULA + 1), r"\begin{no}", "a^b^c"])
 def test_a_formula_that_does_not_parse_is_shown_as_its_source(latex):
     assert Checked(html(f"\\({latex}\\)")).text == f"\\({latex}\\)"
 
@@ -116,7 +116,7 @@ def test_code_in_a_list_can_be_copied_and_run():
 def test_colors_are_for_short_code_of_known_languages():
     assert '<span class="k">if</span>' in html("```python\nif x: pass\n```")
     assert "<span class" not in html("```nonsense\nif x: pass\n```")
-    assert "<span class" not in html(f"```python\n{'if x: pass' * code.LONGEST}\n```")
+    assert "<span class" not in html(f"```python\n{'if x: pass' * code.MAX_CODE}\n```")
 
 
 @pytest.mark.parametrize("language", sorted(code.LANGUAGES))
@@ -150,11 +150,11 @@ def test_nothing_of_a_text_is_active(text):
 
 
 def test_what_is_too_deep_or_too_long_is_plain_text():
-    for text in ("> " * (DEEPEST + 1) + "*a*", "- " * DEEPEST + "> *a*", "*a*" * (LONGEST // 3 + 1)):
+    for text in ("> " * (MAX_DEPTH + 1) + "*a*", "- " * MAX_DEPTH + "> *a*", "*a*" * (MAX_TEXT // 3 + 1)):
         [block] = blocks(text)
         assert block.startswith('<p class="plain">')
         assert Checked(block).text == text
-    assert "<em>" in "".join(blocks("> " * (DEEPEST - 3) + "*a*"))
+    assert "<em>" in "".join(blocks("> " * (MAX_DEPTH - 3) + "*a*"))
 
 
 HOSTILE = [
@@ -227,7 +227,7 @@ def test_the_time_is_linear_in_the_text(piece):
 @pytest.mark.parametrize("language", ["java", "typescript", "make", "yaml", "python", "c"])
 def test_lexers_that_are_slow_are_stopped(language, piece):
     began = time.thread_time()
-    code.as_html(piece * (code.LONGEST // len(piece)), language)
+    code.as_html(piece * (code.MAX_CODE // len(piece)), language)
     assert time.thread_time() - began < 2.0
 
 

@@ -13,7 +13,7 @@ from tiny_gguf import make_model
 from pylongctx.cli import main
 from pylongctx.state import LlamaState
 from pylongctx.store.entries import Entry, Link, leaving
-from pylongctx.store.folder import ROOM, Folder
+from pylongctx.store.folder import TARGET_FILL, Folder
 from pylongctx.store.layout import BLOCK
 
 
@@ -99,7 +99,7 @@ def test_a_beginning_that_many_share_leaves_last(tmp_path):
         n = put(folder, f"{200 + i:040x}", "", 512, used=99.5 + i)
     order = names(folder.leaving())
     assert order[-2:] == [shared[1], shared[0]], "as used as the last conversation, and after it"
-    folder.trim(int((3 * n + n // 2) / ROOM))
+    folder.trim(int((3 * n + n // 2) / TARGET_FILL))
     assert {path.stem for path in files(tmp_path)} == set(order[-3:])
 
 

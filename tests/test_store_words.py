@@ -12,7 +12,7 @@ from pylongctx._units import age_text
 from pylongctx.cli import main
 from pylongctx.state import LlamaState, read_identity
 from pylongctx.store.folder import Folder
-from pylongctx.store.words import MOST, shown
+from pylongctx.store.words import MAX_CHARACTERS, shown
 
 WORDS = "It was the best of times, it was the worst of times, it was the age of wisdom. "
 COLUMNS = ["text", "tokens", "size", "age", "used", "source"]
@@ -122,8 +122,8 @@ def test_files_of_an_earlier_release(tmp_path, listed):
 
 def test_a_terminal_prints_what_is_shown():
     assert shown("a\x1b[31m\r\n\tb\u202ec\x00 d") == "a [31m b c d"
-    assert shown("x" * MOST) == "x" * MOST
-    assert shown("y" * (MOST + 1)) == "y" * (MOST - 3) + "..."
+    assert shown("x" * MAX_CHARACTERS) == "x" * MAX_CHARACTERS
+    assert shown("y" * (MAX_CHARACTERS + 1)) == "y" * (MAX_CHARACTERS - 3) + "..."
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EVICTED, KEPT = "#dde7f4", "#1d4f9c"
-MOST_COLUMNS = 512
-MOST_NUMBERS = 64  # maximum cells of a map that show numbers
+MAX_COLUMNS = 512
+MAX_NUMBERS = 64  # maximum cells of a map that show numbers
 LINE_INCHES = 0.2
 TITLE_COLUMNS = 90
 
@@ -48,7 +48,7 @@ def draw_kept(held: NDArray[np.bool_], needle: tuple[int, int] | None = None, ti
     if not held.any():
         raise ValueError("no head holds a token: there is nothing to draw")
     n_layer, n_head, n_tokens = held.shape
-    width = -(-n_tokens // MOST_COLUMNS)
+    width = -(-n_tokens // MAX_COLUMNS)
     cells = column_shares(held, width).reshape(n_layer * n_head, -1)
     cells[~held.reshape(n_layer * n_head, -1).any(axis=1)] = np.nan  # no such head
     figure, axes = new_map(*cells.shape)
@@ -164,7 +164,7 @@ def _plot_heads(axes: "Axes", percent: NDArray[np.float64]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     image = axes.imshow(percent, "Blues", vmin=0, aspect="auto", interpolation="none", origin="lower")
-    if percent.size <= MOST_NUMBERS:
+    if percent.size <= MAX_NUMBERS:
         for layer, head in np.argwhere(np.isfinite(percent)):
             value = percent[layer, head]
             color = "white" if value > np.nanmax(percent) / 2 else "black"

@@ -7,7 +7,7 @@ from typing import Any
 from pylongctx.schema import SHARED, Held, hold
 
 MARK = "<schema>"
-FIRST = 1 << 30  # the token of the first placeholder, see native/chat/grammar.h
+FIRST_PLACEHOLDER = 1 << 30  # the token of the first placeholder, see native/chat/grammar.h
 LITERAL = re.compile(rf'"{{\\"{MARK}\\":(\d+)}}"')  # a placeholder in the converter's output
 # keywords without constraints
 NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"})
@@ -22,7 +22,7 @@ def place(number: int, like: Any = None) -> dict[str, Any]:
 
 def with_places(grammar: str) -> str:
     """Return llama.cpp's grammar with placeholders in the form of ``lctx_grammar_create``."""
-    return LITERAL.sub(lambda found: f"<[{FIRST + int(found[1])}]>", grammar)
+    return LITERAL.sub(lambda found: f"<[{FIRST_PLACEHOLDER + int(found[1])}]>", grammar)
 
 
 def has_places(answer: Mapping[str, Any]) -> bool:

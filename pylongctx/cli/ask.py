@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 DEFAULT = "smollm2-135m"
 STORE = "kv"  # in the cache folder
 ANSWER = 1024  # tokens that a context has for the question and the answer
-GRAIN = 4096  # the context is a multiple of so many tokens, so that another question finds what was read
-SHORT = 8192  # tokens up to which full attention is as fast as any method
+CONTEXT_MULTIPLE = 4096  # the context is a multiple of so many tokens, so that another question finds what was read
+FULL_UP_TO = 8192  # tokens up to which full attention is as fast as any method
 LIMIT = 512  # tokens of an answer
 EXAMPLES = """examples:
   pylongctx ask book.txt "Who is the thief?"
@@ -119,9 +119,9 @@ def _choose(args: argparse.Namespace, n_tokens: int) -> None:
     """Choose what was not given: the context for the text, the method for the context, and the store."""
     needed = n_tokens + ANSWER
     if args.ctx_size is None:
-        args.ctx_size = -(-needed // GRAIN) * GRAIN
+        args.ctx_size = -(-needed // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
     if args.method is None:
-        args.method = "full" if args.ctx_size <= SHORT else "longheads"
+        args.method = "full" if args.ctx_size <= FULL_UP_TO else "longheads"
     if args.kv_store is None and not args.no_store:
         args.kv_store = os.fspath(cache_folder() / STORE)
 

@@ -10,7 +10,7 @@ from typing import Any
 from pylongctx._cache_folder import cache_folder
 
 FOLDER = "chats"  # in the cache folder
-MOST = 100  # files to keep
+MAX_FILES = 100  # files to keep
 
 Messages = list[dict[str, Any]]
 
@@ -37,7 +37,7 @@ class Autosave:
         with open(os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
             json.dump({"messages": list(messages)}, file, ensure_ascii=False)
         new.replace(self._path)
-        for old in sorted(folder.glob("*.json"))[:-MOST]:
+        for old in sorted(folder.glob("*.json"))[:-MAX_FILES]:
             old.unlink(missing_ok=True)
 
 

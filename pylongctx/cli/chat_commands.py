@@ -22,7 +22,7 @@ from pylongctx.files import read_file
 if TYPE_CHECKING:
     from pylongctx.engine.compress import CompressionReport
 
-MOST_FILES = 100  # per /glob
+MAX_FILES = 100  # per /glob
 WAYS_OUT = (
     "/clear, a shorter message, a larger -c or --kv-limit, --overflow evict_middle, "
     "or a method that holds more: /method"
@@ -174,8 +174,8 @@ class Commands(ABC):
         files = sorted(name for name in found if Path(name).is_file())
         if not files:
             raise ValueError(f"no file matches {pattern!r}")
-        if len(files) > MOST_FILES:
-            raise ValueError(f"{len(files)} files match {pattern!r}, more than {MOST_FILES}: use a narrower pattern")
+        if len(files) > MAX_FILES:
+            raise ValueError(f"{len(files)} files match {pattern!r}, more than {MAX_FILES}: use a narrower pattern")
         self._read(files)
 
     def drop(self, rest: str) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pylongctx.llama import Llama
     from pylongctx.state import LlamaState
 
-LOOK = 16  # tokens between two checks for a loop
+LOOP_CHECK_TOKENS = 16  # tokens between two checks for a loop
 MESSAGES = "conversation"  # the key in a saved state's identity
 KINDS = ("reasoning_content", "content")
 
@@ -149,7 +149,7 @@ class Conversation:
                 first = len(ids)
                 turn.n_prompt, turn.prompt_seconds = session.n_evaluated - before, perf_counter() - start
                 start = perf_counter()
-            if stops_loops and (len(ids) - first) % LOOK == 0:
+            if stops_loops and (len(ids) - first) % LOOP_CHECK_TOKENS == 0:
                 turn.looped = is_loop(ids[first:].tolist())
             return turn.looped or stop()
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-LEAST_TOKENS, LEAST_TIMES = 64, 4  # minimum length of a loop
-MOST_PERIOD = 128  # tokens
+MIN_TOKENS, MIN_TIMES = 64, 4  # minimum length of a loop
+MAX_PERIOD = 128  # tokens
 
 
 def is_loop(tokens: Sequence[int]) -> bool:
@@ -19,8 +19,8 @@ def is_loop(tokens: Sequence[int]) -> bool:
     False
     """
     n = len(tokens)
-    for period in range(1, MOST_PERIOD + 1):
-        span = max(LEAST_TOKENS, LEAST_TIMES * period)
+    for period in range(1, MAX_PERIOD + 1):
+        span = max(MIN_TOKENS, MIN_TIMES * period)
         if span > n:
             return False
         if tokens[n - 1] != tokens[n - 1 - period]:

@@ -9,7 +9,7 @@ from typing import Any
 from pylongctx.cli.arguments import Options, integer
 
 VARIABLE = "LLAMA_ARG_OVERRIDE_TENSOR"
-MOST_LAYERS = 512
+MAX_LAYERS = 512
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch)?exps"  # in tensor names
 DENSE = r"\.ffn_(up|down|gate)\."
 WORDS = {"true": True, "false": False}
@@ -84,6 +84,6 @@ def _buffer_pairs(text: str) -> Iterator[tuple[str, str]]:
 
 def _layers(text: str) -> int:
     n = integer(text)
-    if not 0 <= n <= MOST_LAYERS:
-        raise ValueError(f"{n} layers: the number must be from 0 to {MOST_LAYERS}")
+    if not 0 <= n <= MAX_LAYERS:
+        raise ValueError(f"{n} layers: the number must be from 0 to {MAX_LAYERS}")
     return n

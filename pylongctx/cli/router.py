@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pylongctx.serve.router import Router
     from pylongctx.serve.service import Settings
 
-MOST_MODELS = 4  # loaded at once
+MAX_MODELS = 4  # loaded at once
 FOLDERS = "LLAMA_ARG_MODELS_DIR"
 # options that are not passed to the process of a model, with and without a value
 OWN = (
@@ -27,7 +27,7 @@ def add_router_options(options: Options) -> None:
     add = options.add
     help = f"serve several models: folders, files or names; requests choose one by name (none) [{FOLDERS}]"
     options.several("--models", "--models-dir", metavar="FOLDER", help=help)
-    help, env = f"maximum models loaded at once, 0 for no limit ({MOST_MODELS})", "LLAMA_ARG_MODELS_MAX"
+    help, env = f"maximum models loaded at once, 0 for no limit ({MAX_MODELS})", "LLAMA_ARG_MODELS_MAX"
     add("--models-max", parse=integer, env=env, help=help)
     add("--models-memory", parse=number, metavar="GIB", help="maximum GiB of all loaded models (no limit)")
     off, env = ("--no-models-autoload",), "LLAMA_ARG_MODELS_AUTOLOAD"
@@ -62,7 +62,7 @@ def run_router(args: argparse.Namespace, words: list[str], settings: "Settings",
     from pylongctx.serve.shelf import Shelf
 
     shelf = Shelf(words)
-    most = MOST_MODELS if args.models_max is None else args.models_max
+    most = MAX_MODELS if args.models_max is None else args.models_max
     limits = Limits(most, round((args.models_memory or 0) * (1 << 30)), settings.grace)
     children = Children(child_words(args.argv), limits, settings.api_keys, settings.slot_folder)
     LOG.info("models: %s", ", ".join(shelf.sources()))

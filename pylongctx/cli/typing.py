@@ -11,7 +11,7 @@ from typing import Any
 from pylongctx._cache_folder import cache_folder
 
 FILE = "history"  # in the cache folder
-MOST = 1000  # lines
+MAX_LINES = 1000  # lines
 
 
 def prepare(readline: Any, words: Sequence[str]) -> None:
@@ -21,7 +21,7 @@ def prepare(readline: Any, words: Sequence[str]) -> None:
     readline.parse_and_bind("tab: complete")
     readline.set_completer_delims("")
     readline.set_completer(lambda text, n: _nth(completions(text, words), n))
-    readline.set_history_length(MOST)
+    readline.set_history_length(MAX_LINES)
     with suppress(OSError):
         readline.read_history_file(path)
     atexit.register(_write, readline, path)

@@ -18,11 +18,11 @@ from pylongctx.engine.prefix import longest_prefix
 from pylongctx.methods import Full, parse
 from pylongctx.methods.checks import check_share
 
-FRESH = 32  # first tokens of a document, evaluated in each prompt
-LEAST = 128  # minimum tokens of a span
+FRESH_TOKENS = 32  # first tokens of a document, evaluated in each prompt
+MIN_SPAN = 128  # minimum tokens of a span
 PROBE = 16  # tokens used to search a document
-MOST = 256  # maximum documents if bytes are limited
-EDGE = 8  # tokens at its ends that may be tokenized differently next to other text
+MAX_DOCUMENTS = 256  # maximum documents if bytes are limited
+EDGE_TOKENS = 8  # tokens at its ends that may be tokenized differently next to other text
 
 Tokens = NDArray[np.int32]
 
@@ -151,7 +151,7 @@ class Documents:
             if other is not None and (other.text, other.ratio) == (text, ratio):
                 known = other
             self._all[key] = known
-            while self.limit is not None and len(self._all) > MOST:
+            while self.limit is not None and len(self._all) > MAX_DOCUMENTS:
                 del self._all[next(iter(self._all))]
         return known
 
@@ -224,8 +224,8 @@ class Documents:
     def _made(self, text: str, name: str, owner: str | None, ratio: float | None) -> Document:
         tokens = np.array(self._model.tokenize(text.encode(), False, False), np.int32)
         start = tuple(self._model.start)
-        if len(tokens) < LEAST:
-            raise ValueError(f"a document must have at least {LEAST} tokens, not {len(tokens)}")
+        if len(tokens) < MIN_SPAN:
+            raise ValueError(f"a document must have at least {MIN_SPAN} tokens, not {len(tokens)}")
         if len(start) + len(tokens) > self._context.n_ctx:
             raise ValueError(f"a document of {len(tokens)} tokens does not fit into n_ctx {self._context.n_ctx}")
         return Document(name, text, tokens, start, owner, ratio)
@@ -265,15 +265,15 @@ def _text_part(part: Any, document: Any) -> Any:
 def _places(document: Document, tokens: Tokens) -> Iterator[Placed]:
     """Yield the positions of a document in a prompt, ignoring its first tokens and a few at its ends."""
     own = document.tokens
-    for start in _starts(tokens, own[EDGE : EDGE + PROBE]):
-        rest, other = own[EDGE:], tokens[start : start + len(own) - EDGE]
+    for start in _starts(tokens, own[EDGE_TOKENS : EDGE_TOKENS + PROBE]):
+        rest, other = own[EDGE_TOKENS:], tokens[start : start + len(own) - EDGE_TOKENS]
         n = longest_prefix(rest, other)
-        if len(rest) - n > EDGE:
+        if len(rest) - n > EDGE_TOKENS:
             continue  # the text differs after this
-        fresh = FRESH - EDGE
+        fresh = FRESH_TOKENS - EDGE_TOKENS
         end = min(start + n, len(tokens) - 1)  # the last token is evaluated for its logits
-        if end - start - fresh >= LEAST - FRESH - EDGE:
-            yield Placed(start + fresh, end, document, len(document.start) + FRESH)
+        if end - start - fresh >= MIN_SPAN - FRESH_TOKENS - EDGE_TOKENS:
+            yield Placed(start + fresh, end, document, len(document.start) + FRESH_TOKENS)
 
 
 def _starts(tokens: Tokens, probe: Tokens) -> list[int]:

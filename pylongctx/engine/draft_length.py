@@ -6,8 +6,8 @@ from itertools import pairwise
 TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # lengths that are compared
 SLOPE = 0.1  # additional time of a token in a step, in steps of one token, until it is measured
 NEW = 0.25  # weight of the last step in the moving average
-GAIN = 1.02  # drafts must be expected to be faster by this factor
-FIRST, LONGEST = 16, 256  # tokens without drafts before another trial, doubled after each failed one
+MIN_GAIN = 1.02  # drafts must be expected to be faster by this factor
+FIRST_PAUSE, MAX_PAUSE = 16, 256  # tokens without drafts before another trial, doubled after each failed one
 REFRESH = 64  # drafts after which a step without one is measured, as the text has grown
 PROBE = 4  # maximum tokens of a trial
 RECENT_FIRST, RECENT_NEXT = 8.0, 64.0  # draft tokens that the two acceptance rates remember
@@ -96,7 +96,7 @@ class DraftLength:
     _next: Rate = field(default_factory=lambda: Rate(RECENT_NEXT, 3.0, 4.0))
     _drafts: int = 0  # since a step without a draft
     _idle: int = 0  # tokens since drafts were found not to pay
-    _wait: int = FIRST
+    _wait: int = FIRST_PAUSE
 
     def add(self, drafted: int, accepted: int) -> None:
         """Record a draft of ``drafted`` tokens, of which the first ``accepted`` were right."""
@@ -122,14 +122,14 @@ class DraftLength:
         plain = (1 + n_others) / times.seconds(1 + n_others)
         lengths = [n for n in TRIED if n < most] + [most] * (most > 0)
         rate, best = max(((self._rate(times, n_others, n), n) for n in lengths), default=(0.0, 0))
-        if rate > GAIN * plain:
-            self._idle, self._wait = 0, FIRST
+        if rate > MIN_GAIN * plain:
+            self._idle, self._wait = 0, FIRST_PAUSE
             self._drafts += 1
             return best
         self._idle += 1
         if self._idle <= self._wait:
             return 0
-        self._idle, self._wait = 0, min(2 * self._wait, LONGEST)
+        self._idle, self._wait = 0, min(2 * self._wait, MAX_PAUSE)
         return min(best, PROBE)
 
     def _rate(self, times: StepTimes, n_others: int, n: int) -> float:

@@ -16,7 +16,7 @@ TITLE = ("name", "model", "n_params")
 OTHER_HEADER = "the metadata, vocabulary or shapes of their files differ"
 OTHER_WEIGHTS = "their weights differ, such as after a merge, further training or an edit"
 PLAIN = frozenset({"f32", "f16", "bf16"})  # types that are stored without quantization
-GRAIN = 256  # llama.cpp pads n_ctx to a multiple of it
+CONTEXT_MULTIPLE = 256  # llama.cpp pads n_ctx to a multiple of it
 
 
 def row_identity(model: Model, files: ModelFiles, context: Context, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _factors(model: Model, files: ModelFiles, context: Context) -> str:
     metadata = model.metadata()
     key = f"{metadata.get('general.architecture')}.rope.scaling.original_context_length"
     trained = int(metadata.get(key, model.info.n_ctx_train))
-    return "long" if -(-context.n_ctx // GRAIN) * GRAIN > trained else "short"
+    return "long" if -(-context.n_ctx // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE > trained else "short"
 
 
 def _kernels() -> str:

@@ -14,7 +14,7 @@ from pylongctx.engine.session import NO_ROWS, Session
 from pylongctx.engine.slots import Slot
 from pylongctx.store.library import Library
 
-REST = 9  # pause between loads, as a multiple of the time of a load
+PAUSE_FACTOR = 9  # pause between loads, as a multiple of the time of a load
 
 
 class Loader:
@@ -119,7 +119,7 @@ class Loader:
 
     def _rest(self, session: Session, seconds: float) -> float:
         """Return the pause after a load that took ``seconds``: 0 if no other job is delayed."""
-        rest, now = REST * seconds, time.monotonic()
+        rest, now = PAUSE_FACTOR * seconds, time.monotonic()
         for slot in self._slots:
             evaluates = slot.job is not None and slot.job.fetch is None
             if slot.session is not session and (evaluates or (slot.last is not None and now - slot.last.ended < rest)):

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 from pylongctx.engine.model import Model
 from pylongctx.methods import Full, parse
 
-KEEP = 4  # first tokens to keep, after the BOS token
-LEAST = 4  # minimum tokens that can be evicted
+KEPT_TOKENS = 4  # first tokens to keep, after the BOS token
+MIN_EVICTED = 4  # minimum tokens that can be evicted
 
 
 class Cut(NamedTuple):
@@ -54,13 +54,13 @@ class Halves:
 
 
 def halves(model: Model, tokens: Sequence[int], n_keep: int | None, n_ctx: int) -> Halves:
-    """Return the cuts of a prompt that keeps BOS and ``n_keep`` more tokens; None: KEEP, negative: all.
+    """Return the cuts of a prompt that keeps BOS and ``n_keep`` more tokens; None: KEPT_TOKENS, negative: all.
 
     As in llama.cpp, at least four tokens of the context can be evicted.
     """
     n_start = int(tokens[:1] == [model.info.token_bos])
-    wanted = KEEP if n_keep is None else n_keep
-    return Halves(min(len(tokens) if wanted < 0 else wanted + n_start, len(tokens), n_ctx - LEAST))
+    wanted = KEPT_TOKENS if n_keep is None else n_keep
+    return Halves(min(len(tokens) if wanted < 0 else wanted + n_start, len(tokens), n_ctx - MIN_EVICTED))
 
 
 def most_tokens(wanted: int | None, room: int, cuts: Cuts | None) -> int:

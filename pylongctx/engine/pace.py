@@ -1,6 +1,6 @@
 """Limits the prompt tokens of a step, so that concurrent answers continue at reading speed."""
 
-LEAST = 16  # minimum prompt tokens in a step
+MIN_PROMPT_TOKENS = 16  # minimum prompt tokens in a step
 NEW = 0.5  # weight of the last step in the moving average
 
 
@@ -31,14 +31,14 @@ class Pace:
         if self._seconds is None:
             return n_step
         room = max(self._seconds - self._alone, self._alone)
-        n = int(room / self._each) if self._each else 4 * LEAST
-        return min(n_step, max(LEAST, n - n % LEAST))
+        n = int(room / self._each) if self._each else 4 * MIN_PROMPT_TOKENS
+        return min(n_step, max(MIN_PROMPT_TOKENS, n - n % MIN_PROMPT_TOKENS))
 
     def add(self, n_prompt: int, seconds: float) -> None:
         """Record a step with ``n_prompt`` prompt tokens."""
         if n_prompt == 0:
             self._alone = _mean(self._alone, seconds)
-        elif n_prompt >= LEAST:
+        elif n_prompt >= MIN_PROMPT_TOKENS:
             self._each = _mean(self._each, max(seconds - self._alone, 0.1 * seconds) / n_prompt)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST = 32  # minimum tokens after a gap
+MIN_AFTER_GAP = 32  # minimum tokens after a gap
 
 
 def longest_prefix(a: Sequence[int] | NDArray[Any], b: Sequence[int] | NDArray[Any]) -> int:
@@ -37,11 +37,11 @@ def find_gap(held: NDArray[np.int32], tokens: NDArray[np.int32]) -> tuple[int, i
     (10, 50)
     """
     first = longest_prefix(held, tokens)
-    wanted = tokens[first : first + LEAST]
+    wanted = tokens[first : first + MIN_AFTER_GAP]
     behind = held[first + 1 :]
-    if len(wanted) < LEAST or len(behind) < LEAST:
+    if len(wanted) < MIN_AFTER_GAP or len(behind) < MIN_AFTER_GAP:
         return None
-    windows = np.lib.stride_tricks.sliding_window_view(behind, LEAST)
+    windows = np.lib.stride_tricks.sliding_window_view(behind, MIN_AFTER_GAP)
     starts = np.flatnonzero(windows[:, 0] == wanted[0])
     starts = starts[(windows[starts] == wanted).all(1)]
     longest, end = 0, 0

@@ -19,7 +19,7 @@ from pylongctx.methods import Method, parse
 
 FIRST_ROWS = 64
 NO_ROWS = np.empty((0, 0), np.float32)  # no logits
-SMALL = 32  # bytes per token of the context below which texts are tokenized without a size check
+UNCHECKED_BYTES = 32  # bytes per token of the context below which texts are tokenized without a size check
 
 Progress = Callable[[int, int], None]
 Tokens = NDArray[np.int32]
@@ -338,7 +338,7 @@ class Session:
 
     def check_size(self, n_bytes: int) -> None:
         """Raise PromptTooLong before tokenization if a text is too long for any tokenization."""
-        if n_bytes > SMALL * self.n_ctx and n_bytes > self.model.longest_piece * self.n_ctx:
+        if n_bytes > UNCHECKED_BYTES * self.n_ctx and n_bytes > self.model.longest_piece * self.n_ctx:
             raise self.too_long(-(-n_bytes // self.model.longest_piece), "at least ")
 
     def too_long(self, n: int, about: str = "") -> PromptTooLong:

@@ -18,7 +18,7 @@ from pylongctx.sampling import Sampler
 from pylongctx.sampling_params import SamplingParams
 from pylongctx.store.library import Library
 
-FIRST = 0  # the sequence of ``Llama.session``
+FIRST_SEQUENCE = 0  # the sequence of ``Llama.session``
 
 
 class Solo:
@@ -103,7 +103,7 @@ class Solo:
         ids = self.model.check_tokens(tokens, allow_empty=follows and self.session.has_logits)
         draft = None if self.draft_model is None else Drafting(self.draft_model)
         placed = () if follows or "reads" in fields else self.engine.documents.find(ids, text=text)
-        own: dict[str, Any] = {"slot": FIRST, "progress": self._tell, "draft": draft, "placed": placed}
+        own: dict[str, Any] = {"slot": FIRST_SEQUENCE, "progress": self._tell, "draft": draft, "placed": placed}
         return Job(ids, sampler, limit=limit, follows=follows, **own | fields)
 
     def start(self, job: Job) -> None:

@@ -19,7 +19,7 @@ from pylongctx.eval.task import Answer, Question, Sample, Vocabulary
 
 HINT = "--data is a test file of bAbI, such as qa1_single-supporting-fact_test.txt"
 SEPARATOR = re.compile(r"\s*[\t|]\s*")  # between question, answer and numbers of facts
-FEWEST = 10  # tokens of a sentence of the novel; shorter ones are left out
+MIN_SENTENCE_TOKENS = 10  # tokens of a sentence of the novel; shorter ones are left out
 N_PER_TOKEN = 8  # characters of novel for each token wanted
 
 
@@ -132,7 +132,7 @@ def background(vocabulary: Vocabulary, novel: Sequence[str], n: int, random: Ran
     for i in range(n):  # every sentence has a token at least
         sentence = novel[(start + i) % len(novel)]
         tokens = vocabulary.tokenize(" " + sentence)
-        if len(tokens) < FEWEST:
+        if len(tokens) < MIN_SENTENCE_TOKENS:
             continue
         yield sentence if len(tokens) <= n else vocabulary.detokenize(tokens[:n])
         n -= len(tokens)

@@ -20,7 +20,7 @@ from pylongctx.llama import Llama
 
 SYSTEM = "Do what the user asks for at the end of the message: call one tool."
 CHOICES = ("auto", "required")
-ROOM = 4096  # tokens of a context for tools, request and answer
+RESERVED_TOKENS = 4096  # tokens of a context for tools, request and answer
 N_PER_TOKEN = 8  # characters of text for each token wanted
 TYPES = {"string": str, "integer": int}
 
@@ -63,7 +63,7 @@ class ToolCalls(SingleModel):
 
     def n_ctx(self, vocabulary: Vocabulary, samples: Sequence[Sample], length: int) -> int:
         """Return the length and the room for tools, request and answer."""
-        return length + ROOM
+        return length + RESERVED_TOKENS
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per request, all on one text."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pylongctx.methods.base import Method
 from pylongctx.methods.checks import check_int, check_multiple, check_word
 
-GRAIN = 16
+CHUNK_MULTIPLE = 16
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class LongHeads(Method):
     }
 
     def __post_init__(self) -> None:
-        minimums = {"n_recent": 0, "select_from": 0, "chunk_size": GRAIN, "window": GRAIN}
+        minimums = {"n_recent": 0, "select_from": 0, "chunk_size": CHUNK_MULTIPLE, "window": CHUNK_MULTIPLE}
         for name, minimum in minimums.items():
             check_int(name, getattr(self, name), minimum)
         for name, words in self.words.items():
             check_word(name, getattr(self, name), words)
-        check_multiple("chunk_size", self.chunk_size, str(GRAIN), GRAIN)
+        check_multiple("chunk_size", self.chunk_size, str(CHUNK_MULTIPLE), CHUNK_MULTIPLE)
         check_multiple("window", self.window, "chunk_size", self.chunk_size)
 
     @classmethod

@@ -9,7 +9,7 @@ from pylongctx.eval.task import Record
 from pylongctx.methods import NONE, Full
 from pylongctx.report.records import Evidence, grouped, has_score, kv_types, mean_score
 
-ENOUGH = 50.0  # percent right, below which a task measures the model rather than a method
+MIN_ABILITY = 50.0  # percent right, below which a task measures the model rather than a method
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Own:
     @property
     def enough(self) -> bool:
         """True if the task can compare methods."""
-        return self.percent >= ENOUGH
+        return self.percent >= MIN_ABILITY
 
 
 def abilities(evidence: Evidence) -> dict[str, Own]:

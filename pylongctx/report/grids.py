@@ -12,7 +12,7 @@ from pylongctx.eval.longbench import tasks as longbench_tasks
 from pylongctx.eval.ruler import NAMES as RULER
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
-from pylongctx.report.ability import ENOUGH, Own, abilities, remark
+from pylongctx.report.ability import MIN_ABILITY, Own, abilities, remark
 from pylongctx.report.compared import compared
 from pylongctx.report.grid import Grid
 from pylongctx.report.records import (
@@ -28,7 +28,7 @@ from pylongctx.report.records import (
 )
 
 N_PARTS = 8  # columns of perplexity by position
-LARGE = 1000  # larger perplexities are shortened as in the papers
+MAX_PERPLEXITY = 1000  # larger perplexities are shortened as in the papers
 GROUPS = {True: "Full attention", False: "Restricted attention"}
 # LongBench's tasks as in LongHeads' table 2; others follow under their own names
 LONGBENCH = {
@@ -126,7 +126,7 @@ def _perplexity_text(records: list[Record]) -> str:
 
 
 def _large(value: float) -> str:
-    return f">{LARGE:.0e}".replace("e+0", "e") if value > LARGE else f"{value:.2f}"
+    return f">{MAX_PERPLEXITY:.0e}".replace("e+0", "e") if value > MAX_PERPLEXITY else f"{value:.2f}"
 
 
 def _divergence_text(records: list[Record]) -> str:
@@ -151,7 +151,7 @@ def _own(own: dict[str, Own], model: str) -> Iterator[Grid]:
         [task, str(found.length), f"{found.percent:.1f}", "" if found.enough else "not comparable by this task"]
         for task, found in own.items()
     ]
-    note = f"the longest length measured inside the trained context; {ENOUGH:.0f} % right is enough"
+    note = f"the longest length measured inside the trained context; {MIN_ABILITY:.0f} % right is enough"
     yield Grid(f"Full attention, {model}", note, ["Task", "tokens", "percent right", "methods"], rows)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLUMNS = 4  # maximum panels in a row
 PANEL = (3.6, 2.7)  # inches
 STEP = 10  # percent: bins of random depths
-SMALL = 8  # points
+SMALL_FONT = 8  # points
 MISSING = "#eeeeee"
 
 
@@ -74,18 +74,18 @@ def heat_map(records: Sequence[Record], trained: int | None) -> Figure:
             _mark(axes, trained, lengths)
     for axes in panels.flat[len(names) :]:
         axes.set_visible(False)
-    figure.supxlabel("Token Limit", fontsize=SMALL + 2)
-    figure.supylabel("Depth Percent", fontsize=SMALL + 2)
+    figure.supxlabel("Token Limit", fontsize=SMALL_FONT + 2)
+    figure.supylabel("Depth Percent", fontsize=SMALL_FONT + 2)
     figure.colorbar(image, ax=panels, label="score", fraction=0.03, shrink=0.6)
     return figure
 
 
 def _label(axes: Axes, name: str, depths: Sequence[float], lengths: Sequence[int]) -> None:
     step = max(1, len(depths) // 6)
-    axes.set_xticks(range(len(lengths)), [str(n) for n in lengths], fontsize=SMALL, rotation=45)
-    axes.set_yticks(range(0, len(depths), step), [f"{d:g}" for d in depths[::step]], fontsize=SMALL)
+    axes.set_xticks(range(len(lengths)), [str(n) for n in lengths], fontsize=SMALL_FONT, rotation=45)
+    axes.set_yticks(range(0, len(depths), step), [f"{d:g}" for d in depths[::step]], fontsize=SMALL_FONT)
     axes.tick_params(labelbottom=True)
-    axes.set_title(name, fontsize=SMALL + 1)
+    axes.set_title(name, fontsize=SMALL_FONT + 1)
     axes.set_xticks(np.arange(len(lengths) - 1) + 0.5, minor=True)
     axes.set_yticks(np.arange(len(depths) - 1) + 0.5, minor=True)
     axes.grid(which="minor", color="grey", linestyle="--", linewidth=0.4)

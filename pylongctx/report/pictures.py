@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, LEGEND = 5.6, 4.2, 2.6  # inches of a panel and of the legend
 ENTRY = 0.18  # inches of a line of the legend
-SMALL = 8  # points
+SMALL_FONT = 8  # points
 MARKERS = "os^Dv<>pP*Xhd"
-LARGEST, SMALLEST = 10.0, 4.0  # marker sizes of the first and last method in points, so that none hides another
-MOST_MARKERS = 12  # maximum markers of a line
+MAX_MARKER, MIN_MARKER = 10.0, 4.0  # marker sizes of the first and last method in points, so that none hides another
+MAX_MARKERS = 12  # maximum markers of a line
 DODGE = 0.006  # offset of methods with equal values, as a fraction of the length
 MIB = 2**20
 Line = tuple[Sequence[float], Sequence[float]]
@@ -196,11 +196,11 @@ def _drawn(
         for i, (name, part) in enumerate(grouped(found, method_name).items()):
             x, y = line(part)
             shift = 1 + DODGE * (i - len(styles) / 2) if dodge else 1
-            style = styles[name] if len(x) <= MOST_MARKERS else styles[name] | {"marker": ""}
+            style = styles[name] if len(x) <= MAX_MARKERS else styles[name] | {"marker": ""}
             axes.plot([n * shift for n in x], _finite(y), label=name, **style)
         if trained:
             axes.axvline(trained, color="#555555", linestyle=":", linewidth=1, label=f"trained: {trained}")
-        axes.set_title(f"KV {types}" if len(panels) > 1 else "", fontsize=SMALL + 2)
+        axes.set_title(f"KV {types}" if len(panels) > 1 else "", fontsize=SMALL_FONT + 2)
         axes.grid(color="#dddddd", linewidth=0.5)
     _legend(figure, list(every))
     return figure, list(every)
@@ -222,7 +222,7 @@ def _legend(figure: Figure, panels: list[Axes]) -> None:
         entries |= dict(zip(names, handles, strict=True))
     names = sorted(entries, key=lambda name: name.startswith("trained"))
     handles = [entries[name] for name in names]
-    figure.legend(handles, names, loc="outside right upper", fontsize=SMALL, frameon=False)
+    figure.legend(handles, names, loc="outside right upper", fontsize=SMALL_FONT, frameon=False)
 
 
 def styles_of(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
@@ -236,7 +236,7 @@ def styles_of(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
         name: {
             "color": colors[i % len(colors)],
             "marker": MARKERS[i % len(MARKERS)],
-            "markersize": LARGEST - (LARGEST - SMALLEST) * i / len(full),
+            "markersize": MAX_MARKER - (MAX_MARKER - MIN_MARKER) * i / len(full),
             "markerfacecolor": "none",
             "linewidth": 1.4,
             "linestyle": "--" if full[name] else "-",

@@ -19,7 +19,7 @@ from pylongctx.serve.exchange import EventStream, Exchange
 from pylongctx.serve.service import Service
 from pylongctx.serve.ticket import Ticket
 
-MOST_PARTS = 1024  # maximum completions per request
+MAX_PARTS = 1024  # maximum completions per request
 CLOSED = 499  # for the log only: the client is gone
 
 Make = Callable[..., Any]
@@ -75,8 +75,8 @@ class Once:
 
 async def answer(service: Service, request: Request, body: Generate, makes: Sequence[Make], form: Form) -> Response:
     """Answer with the completions of ``makes``, each called with its ticket."""
-    if len(makes) > MOST_PARTS:
-        raise invalid(f"one request may have at most {MOST_PARTS} completions, not {len(makes)}", "prompt")
+    if len(makes) > MAX_PARTS:
+        raise invalid(f"one request may have at most {MAX_PARTS} completions, not {len(makes)}", "prompt")
     if body.id_slot is not None and not -1 <= body.id_slot < service.host.n_seq:
         raise invalid(f"id_slot must be from 0 to {service.host.n_seq - 1}, or -1 for any", "id_slot")
     service.admit()

@@ -29,10 +29,10 @@ SAMPLING = (
 TEMPLATE = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
 CHAT = ("messages", "logprobs", "top_logprobs", *TEMPLATE)
 TEMPERATURE = 0.8  # llama-server's default, also for chats
-MOST_CHOICES = 64
-MOST_PROMPTS = 1024
-MOST_LIKELIEST = 100  # maximum log-probabilities per token
-MOST_STOP_TOKENS = 256
+MAX_CHOICES = 64
+MAX_PROMPTS = 1024
+MAX_LOGPROBS = 100  # maximum log-probabilities per token
+MAX_STOP_TOKENS = 256
 NO_EFFORT = "none"  # of reasoning_effort
 NEVER = float("-inf")
 
@@ -69,14 +69,14 @@ class Generate(Sampled):
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
-    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     # llama-server's -1 and -2: no limit
     max_tokens: int | None = _also("max_tokens", "n_predict", "max_new_tokens", "num_predict", "max_length", ge=-2)
     dry_sequence_breakers: list[str] | None = None
     samplers: str | list[str] | None = None
     seed: int | None = _also("seed", "sampler_seed")
     stop: str | list[str] | None = _also("stop", "stopping_strings", "stop_sequence")
-    stop_token_ids: list[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
+    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKENS)
     min_tokens: int | None = _also("min_tokens", "min_length", ge=0)
     logit_bias: Any = None
     ignore_eos: bool | None = _also("ignore_eos", "ban_eos_token")
@@ -146,7 +146,7 @@ def _bias(pair: Any) -> tuple[int | str, float]:
     return int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key, float(bias)
 
 
-def as_prompts(value: Any, most: int = MOST_PROMPTS, name: str = "prompt") -> tuple[list[Prompt], bool]:
+def as_prompts(value: Any, most: int = MAX_PROMPTS, name: str = "prompt") -> tuple[list[Prompt], bool]:
     """Return the prompts of llama-server's field, each a text or a list of tokens and texts, and whether it was one.
 
     Raises
@@ -195,7 +195,7 @@ class CompletionBody(Generate):
     prompt: Any = ""
     suffix: str | None = None
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -214,7 +214,7 @@ class NativeBody(Generate):
     """POST /completion, of llama-server."""
 
     prompt: Any = ""
-    n_probs: int | None = Field(None, ge=0, le=MOST_LIKELIEST, validation_alias=AliasChoices("n_probs", "logprobs"))
+    n_probs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, validation_alias=AliasChoices("n_probs", "logprobs"))
     post_sampling_probs: bool = False
     n_keep: int | None = Field(None, ge=-1, lt=2**31)
     return_tokens: bool | None = None
@@ -248,7 +248,7 @@ class ChatBody(Generate):
     tool_choice: str | dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_LIKELIEST)
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

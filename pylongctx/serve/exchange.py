@@ -17,7 +17,7 @@ from pylongctx.engine.job import Cancelled, Job
 from pylongctx.serve.errors import ApiError, as_api_error
 from pylongctx.serve.ticket import Ticket
 
-MOST_QUEUED = 64  # maximum chunks waiting for the client
+MAX_QUEUED = 64  # maximum chunks waiting for the client
 READER_PATIENCE = 60.0  # seconds for a client to read what is sent
 LOG = logging.getLogger("uvicorn.error")
 
@@ -44,7 +44,7 @@ class Exchange:
         self._turn = asyncio.Semaphore(n_threads)
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        self._room = threading.Semaphore(MOST_QUEUED)
+        self._room = threading.Semaphore(MAX_QUEUED)
         self._closed = False
         self.parts: list[Part] = []
 
@@ -68,7 +68,7 @@ class Exchange:
         """Return a function that adds the progress of a prefill, unless earlier items are still unread."""
 
         def add(job: Job) -> None:
-            if self._queue.qsize() < MOST_QUEUED or not job.is_reading:
+            if self._queue.qsize() < MAX_QUEUED or not job.is_reading:
                 timings = {"timings": job.timings()} if timed else {}
                 self.put(index, {"prompt_progress": job.prompt_progress(), **timings})
 

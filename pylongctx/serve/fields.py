@@ -13,7 +13,7 @@ from pylongctx.serve.access import is_json
 from pylongctx.serve.errors import ApiError, invalid
 
 # maximum entries of lists and objects, by field
-MOST = {
+MAX_ENTRIES = {
     "messages": 8192,
     "tools": 1024,
     "functions": 1024,
@@ -31,11 +31,11 @@ MOST = {
     "documents": 1 << 20,
     "texts": 1 << 20,
 }
-MOST_PARTS = 65536  # total content parts and tool calls of all messages
-MOST_STOP = 16384  # total characters of all stop strings
+MAX_PARTS = 65536  # total content parts and tool calls of all messages
+MAX_STOP = 16384  # total characters of all stop strings
 SHOWN = 60  # characters of a value in error messages
 
-MOST_NAMED = 32  # maximum fields without effect named in a response
+MAX_NAMED = 32  # maximum fields without effect named in a response
 
 
 class Unserved:
@@ -170,17 +170,17 @@ def _is_one_of(value: Any, usual: tuple[Any, ...]) -> bool:
 
 
 def _check_length(name: str, value: Any) -> None:
-    most = MOST.get(name)
+    most = MAX_ENTRIES.get(name)
     if most is not None and isinstance(value, list | dict) and len(value) > most:
         raise invalid(f"{name} has {len(value)} entries, more than {most}", name)
     if name in ("stop", "stop_sequences") and isinstance(value, list):
         n = sum(len(one) for one in value if isinstance(one, str))
-        if n > MOST_STOP:
-            raise invalid(f"{name} has {n} characters, more than {MOST_STOP}", name)
+        if n > MAX_STOP:
+            raise invalid(f"{name} has {n} characters, more than {MAX_STOP}", name)
     if name in ("messages", "input") and isinstance(value, list):
         n = sum(_n_parts(message) for message in value)
-        if n > MOST_PARTS:
-            raise invalid(f"{name}: {n} parts and calls, more than {MOST_PARTS}", name)
+        if n > MAX_PARTS:
+            raise invalid(f"{name}: {n} parts and calls, more than {MAX_PARTS}", name)
 
 
 def _n_parts(message: Any) -> int:

@@ -14,15 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pylongctx._log import LOG as NOTES
 from pylongctx.serve.access import OLLAMA, Access
 from pylongctx.serve.errors import ApiError, as_api_error, unavailable
-from pylongctx.serve.fields import MOST_NAMED, Unserved
+from pylongctx.serve.fields import MAX_NAMED, Unserved
 from pylongctx.serve.metrics import Answers
 from pylongctx.serve.service import Settings
 
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
 BODIES = 8  # total size of all bodies, in multiples of the largest one
 UNSERVED = b"x-unserved-fields"
-MOST_WARNED = 256  # maximum different fields in the log
-SLOWEST = 64 << 10  # minimum bytes per second of a body, after the first seconds
+MAX_WARNED = 256  # maximum different fields in the log
+MIN_BYTES_PER_SECOND = 64 << 10  # minimum bytes per second of a body, after the first seconds
 LOG = logging.getLogger("uvicorn.error")
 
 
@@ -96,9 +96,9 @@ class Gate:
 
     def _names(self, unserved: dict[str, str]) -> bytes:
         """Return the names of fields without effect, and log each of them once."""
-        names = list(unserved)[:MOST_NAMED]
+        names = list(unserved)[:MAX_NAMED]
         new = [name for name in names if name not in self._warned]
-        if new and len(self._warned) < MOST_WARNED:
+        if new and len(self._warned) < MAX_WARNED:
             self._warned |= set(new)
             NOTES.warning("requests have fields without effect: %s", "; ".join(unserved[name] for name in new))
         return ", ".join(quote(name, safe=" ._-[]") for name in names).encode()
@@ -113,7 +113,7 @@ class Gate:
         parts: list[bytes] = []
         n, more, began = int(size) if size.isdigit() else 0, True, time.monotonic()
         while more and n <= most:
-            left = began + patience + held[0] / SLOWEST - time.monotonic()
+            left = began + patience + held[0] / MIN_BYTES_PER_SECOND - time.monotonic()
             try:
                 message = await asyncio.wait_for(receive(), left)
             except asyncio.TimeoutError:

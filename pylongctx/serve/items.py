@@ -7,7 +7,7 @@ from typing import Any
 
 from pylongctx.serve.blocks import text_of
 from pylongctx.serve.errors import invalid
-from pylongctx.serve.fields import MOST, Unserved
+from pylongctx.serve.fields import MAX_ENTRIES, Unserved
 
 Object = dict[str, Any]
 TEXTS = ("input_text", "output_text", "text")
@@ -88,8 +88,8 @@ def chat_messages(instructions: str | None, items: Any, unserved: Unserved) -> I
         return
     if not isinstance(items, list) or not items:
         raise invalid("input must be a text, or a list of at least one item", "input")
-    if len(items) > MOST["messages"]:
-        raise invalid(f"input has {len(items)} items, more than {MOST['messages']}", "input")
+    if len(items) > MAX_ENTRIES["messages"]:
+        raise invalid(f"input has {len(items)} items, more than {MAX_ENTRIES['messages']}", "input")
     said: list[Object] = []  # items of one message of the assistant
     for i, item in enumerate(items):
         message = _message(f"input[{i}]", item, unserved)

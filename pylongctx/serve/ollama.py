@@ -19,7 +19,7 @@ from pylongctx.serve.host import NEEDED
 from pylongctx.serve.ollama_answers import NANO, OllamaForm, chat_piece, frame, generate_piece
 from pylongctx.serve.ollama_bodies import KEPT, OllamaBody, OllamaChatBody, OllamaGenerateBody, can_think
 from pylongctx.serve.service import Service
-from pylongctx.serve.texts import MOST_TEXTS
+from pylongctx.serve.texts import MAX_TEXTS
 
 VERSION = "0.12.11"  # version of Ollama by which clients detect features
 RUNNING = "Ollama is running"  # expected by clients at /
@@ -174,8 +174,8 @@ def _prompt(service: Service, request: Request, body: OllamaGenerateBody) -> str
 async def _embed(service: Service, body: EmbedBody, texts: list[str], normalize: bool) -> tuple[list[Any], int]:
     """Return the vectors of texts, and the number of their tokens."""
     embedder = service.vectors()
-    if len(texts) > MOST_TEXTS:
-        raise invalid(f"one request may have at most {MOST_TEXTS} texts, not {len(texts)}", "input")
+    if len(texts) > MAX_TEXTS:
+        raise invalid(f"one request may have at most {MAX_TEXTS} texts, not {len(texts)}", "input")
     if not texts:
         return [], 0
     more = {"normalize": normalize, "truncate": body.truncate is not False}

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pylongctx.serve.fields import Fields, read
 from pylongctx.serve.markup import writer
 
-MOST_AT_ONCE = 2  # texts; the others wait, and answers of models are not slowed down
+MAX_AT_ONCE = 2  # texts; the others wait, and answers of models are not slowed down
 
 
 class RenderBody(Fields):
@@ -24,7 +24,7 @@ def routes() -> APIRouter:
     async def render(request: Request) -> dict[str, list[str]]:
         body = await read(request, RenderBody)
         if not limiter:
-            limiter.append(CapacityLimiter(MOST_AT_ONCE))
+            limiter.append(CapacityLimiter(MAX_AT_ONCE))
         return {"blocks": await to_thread.run_sync(writer.blocks, body.text, limiter=limiter[0])}
 
     return router

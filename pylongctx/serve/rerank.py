@@ -14,7 +14,7 @@ from pylongctx.serve.fields import Fields, read
 from pylongctx.serve.host import Host
 from pylongctx.serve.service import Service
 
-MOST_DOCUMENTS = 2048
+MAX_DOCUMENTS = 2048
 PLACE = re.compile(r"\{(query|document)\}")
 TEMPLATE = "tokenizer.chat_template.rerank"  # a model's own template for a query and a document
 
@@ -34,8 +34,8 @@ class RerankBody(Fields):
         found = [_text(i, one) for i, one in enumerate(self.documents or self.texts or ())]
         if not found:
             raise invalid("documents must be a list of at least one text", "documents")
-        if len(found) > MOST_DOCUMENTS:
-            raise invalid(f"one request may have at most {MOST_DOCUMENTS} documents, not {len(found)}", "documents")
+        if len(found) > MAX_DOCUMENTS:
+            raise invalid(f"one request may have at most {MAX_DOCUMENTS} documents, not {len(found)}", "documents")
         return found
 
 

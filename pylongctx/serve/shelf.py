@@ -10,7 +10,7 @@ from pylongctx._lib import InvalidInput
 from pylongctx.catalog import CATALOG
 from pylongctx.serve.cards import Card, card_of
 
-FIRST = re.compile(r"(.*)-00001-of-\d{5}\.gguf", re.DOTALL)
+FIRST_SHARD = re.compile(r"(.*)-00001-of-\d{5}\.gguf", re.DOTALL)
 PROJECTOR = "mmproj"  # prefix of files with image projectors of other models
 
 
@@ -121,9 +121,10 @@ def _sources(word: str) -> Iterator[Source]:
 
 def _is_first(name: str) -> bool:
     """Return True if a file is a model, or the first file of a split model."""
-    return not name.startswith(PROJECTOR) and (not SPLIT_NAME.fullmatch(name) or FIRST.fullmatch(name) is not None)
+    is_whole = not SPLIT_NAME.fullmatch(name)
+    return not name.startswith(PROJECTOR) and (is_whole or FIRST_SHARD.fullmatch(name) is not None)
 
 
 def _name(path: Path) -> str:
-    split = FIRST.fullmatch(path.name)
+    split = FIRST_SHARD.fullmatch(path.name)
     return split[1] if split else path.stem

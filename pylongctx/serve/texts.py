@@ -14,7 +14,7 @@ from pylongctx.serve.fields import read
 from pylongctx.serve.generate import rendering
 from pylongctx.serve.service import Service
 
-MOST_TEXTS = 2048  # maximum texts per request
+MAX_TEXTS = 2048  # maximum texts per request
 
 
 def routes(service: Service) -> APIRouter:
@@ -107,6 +107,6 @@ def _embed(service: Service, body: EmbeddingsBody) -> Any:
         raise invalid(
             f"embd_normalize must be 2 (length 1) or -1 (unchanged), not {body.embd_normalize}", "embd_normalize"
         )
-    texts = [service.host.plain(prompt) for prompt in as_prompts(body.input, MOST_TEXTS, "input")[0]]
+    texts = [service.host.plain(prompt) for prompt in as_prompts(body.input, MAX_TEXTS, "input")[0]]
     embed, normalize = embedder.response, body.embd_normalize == 2
     return embed(texts, service.settings.alias, body.dimensions, normalize=normalize, truncate=False)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState, read_identity
 from pylongctx.store.entries import KINDS, Entry, Link, leaving
 
-ROOM = 0.9  # fraction of the limit to which an oversized folder is reduced
+TARGET_FILL = 0.9  # fraction of the limit to which an oversized folder is reduced
 UNFINISHED = ".writing."  # prefix of unfinished files, which their writers lock
 
 
@@ -130,7 +130,7 @@ class Folder:
         self._unseen = 0
         entries = self.entries()
         total = sum(entry.n_bytes for entry in entries)
-        return self._remove(entries, total - int(limit * ROOM)) if total > limit else 0
+        return self._remove(entries, total - int(limit * TARGET_FILL)) if total > limit else 0
 
     def _remove(self, entries: Sequence[Entry], n_bytes: int) -> int:
         """Remove files in order until ``n_bytes`` are free."""

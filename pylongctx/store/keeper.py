@@ -13,9 +13,9 @@ from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState
 from pylongctx.store.finder import joined, tail_name, tails
 from pylongctx.store.keys import chain
-from pylongctx.store.layout import BLOCK, LEAST, POINT, ROWS, TAIL, Layout
+from pylongctx.store.layout import BLOCK, MIN_TAIL, POINT, ROWS, TAIL, Layout
 from pylongctx.store.store import KVStore
-from pylongctx.store.words import LOOK, first_words
+from pylongctx.store.words import DECODED_TOKENS, first_words
 
 
 class Keeper:
@@ -59,7 +59,7 @@ class Keeper:
     def _is_end(self, n: int) -> bool:
         """Return True if a text ends after ``n`` tokens with known logits and a tail that is worth a file."""
         session, border = self._session, n // BLOCK * BLOCK
-        if n != self._end or not session.has_logits or not 0 < border <= n - LEAST:
+        if n != self._end or not session.has_logits or not 0 < border <= n - MIN_TAIL:
             return False
         return not self._layout.has_rows or session.context.place(n) == n  # a part can end there
 
@@ -106,6 +106,6 @@ class Keeper:
             "source": "prompt",
         }
         if self._store.words:
-            about["words"] = first_words(session.model, session.tokens[:LOOK])
+            about["words"] = first_words(session.model, session.tokens[:DECODED_TOKENS])
         identity = about | self._store.identity_of(session.owner)
         self._store.write(names, kind, LlamaState(session.tokens[first:end].copy(), logits.copy(), data, identity))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BLOCK = 512  # tokens: a prefill step, so that later tokens are evaluated in the same steps as without the store
 SPACING = 2048  # tokens between points, if points are large
-LEAST = 64  # minimum tokens of a tail
+MIN_TAIL = 64  # minimum tokens of a tail
 ROWS, POINT, TAIL, DOCUMENT = KINDS
 
 

@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from pylongctx.engine.model import Model
 
-MOST = 72  # characters
-LOOK = 48  # tokens to decode for them
+MAX_CHARACTERS = 72  # characters
+DECODED_TOKENS = 48  # tokens to decode for them
 
 
 def first_words(model: Model, tokens: NDArray[np.int32]) -> str:
     """Return the first words of int32 [n] tokens, without special tokens such as those of a chat template."""
-    return shown(model.detokenize(tokens[:LOOK]).decode("utf-8", "replace"))
+    return shown(model.detokenize(tokens[:DECODED_TOKENS]).decode("utf-8", "replace"))
 
 
 def shown(text: str) -> str:
     """Return the beginning of a text in one line."""
-    words = line(text[: 4 * MOST])
-    return words if len(words) <= MOST else words[: MOST - 3] + "..."
+    words = line(text[: 4 * MAX_CHARACTERS])
+    return words if len(words) <= MAX_CHARACTERS else words[: MAX_CHARACTERS - 3] + "..."
 
 
 def line(text: str) -> str:

@@ -189,4 +189,4 @@ def serve(connection: Connection) -> None:
 def _end_with_parent() -> None:
     if (parent := parent_process()) is not None:
         parent.join()
-        os._exit(1)
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-MOST_TRIES = 200
+MAX_TRIES = 200
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def draw_all(draw: Callable[[int], D], fits: Callable[[D], bool], n_units: int, 
     """
     for _ in range(n):
         units = n_units
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             drawn = draw(units)
             if fits(drawn):
                 yield drawn

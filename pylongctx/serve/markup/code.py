@@ -7,8 +7,8 @@ from html import escape
 from pygments.lexers import get_lexer_by_name
 from pygments.token import STANDARD_TYPES
 
-LONGEST = 20_000  # characters that are colored
-MOST_TIME = 0.2  # seconds of this thread; some lexers are quadratic
+MAX_CODE = 20_000  # characters that are colored
+MAX_SECONDS = 0.2  # seconds of this thread; some lexers are quadratic
 LANGUAGES = frozenset(
     "bash sh shell zsh c cpp c++ csharp c# cs cmake css scss dart diff docker dockerfile go"
     " golang haskell hs html java javascript js jsx json julia jl kotlin latex tex lua make makefile"
@@ -28,9 +28,9 @@ def as_html(code: str, language: str) -> str:
     >>> as_html("a < b", "")
     'a &lt; b'
     """
-    if language.lower() not in LANGUAGES or len(code) > LONGEST:
+    if language.lower() not in LANGUAGES or len(code) > MAX_CODE:
         return escape(code)
-    end = time.thread_time() + MOST_TIME
+    end = time.thread_time() + MAX_SECONDS
     parts = []
     for kind, text in get_lexer_by_name(language.lower(), stripnl=False, ensurenl=False).get_tokens(code):
         name = STANDARD_TYPES.get(kind, "")

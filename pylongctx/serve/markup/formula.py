@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from latex2mathml.converter import convert_to_element
 
-LONGEST = 2000  # characters; a longer formula is shown as it is written
+MAX_FORMULA = 2000  # characters; a longer formula is shown as it is written
 TAGS = frozenset(
     "math mrow mi mn mo mtext ms mspace mfrac msqrt mroot msub msup msubsup munder mover munderover mmultiscripts"
     " mprescripts none mtable mtr mtd mlabeledtr mstyle mpadded mphantom menclose merror".split()
@@ -32,7 +32,7 @@ def as_html(latex: str, is_display: bool, written: str) -> str:
     >>> as_html(r"\\frac", False, r"$\\frac$")
     '<code>$\\\\frac$</code>'
     """
-    found = _convert(latex, is_display) if len(latex) <= LONGEST else None
+    found = _convert(latex, is_display) if len(latex) <= MAX_FORMULA else None
     return f"<code>{escape(written)}</code>" if found is None else found
 
 

@@ -14,10 +14,10 @@ import pyromark
 from pylongctx.serve.markup import code, formula
 from pylongctx.serve.markup.source import CLOSE, OPEN, Source, prepare
 
-DEEPEST = 60  # elements in each other
-LONGEST = 400_000  # characters that are rendered
-MOST_COLORED = 60_000  # characters of code in one text
-MOST_LATEX = 40_000  # characters of formulas in one text
+MAX_DEPTH = 60  # elements in each other
+MAX_TEXT = 400_000  # characters that are rendered
+MAX_COLORED = 60_000  # characters of code in one text
+MAX_LATEX = 40_000  # characters of formulas in one text
 OPTIONS = (
     pyromark.Options.ENABLE_TABLES
     | pyromark.Options.ENABLE_STRIKETHROUGH
@@ -46,7 +46,7 @@ def blocks(text: str) -> list[str]:
     >>> blocks("# a\\n\\n*b* <i>")
     ['<h2>a</h2>', '<p><em>b</em> &lt;i&gt;</p>']
     """
-    if len(text) > LONGEST:
+    if len(text) > MAX_TEXT:
         return [plain(text)]
     try:
         return Writer(prepare(text)).write()
@@ -97,7 +97,7 @@ class Writer:
 
     def _start(self, value: Any) -> None:
         name, more = (value, None) if isinstance(value, str) else next(iter(value.items()))
-        if len(self._ends) >= DEEPEST:
+        if len(self._ends) >= MAX_DEPTH:
             raise TooDeepError
         if tag := PLAIN.get(name):
             self._open(f"<{tag}>", f"</{tag}>")
@@ -141,7 +141,7 @@ class Writer:
         if len(self._ends) > 1:
             text = dedent(text)  # of a list that was indented more than its marks need
         self._n_colored += len(text)
-        self._parts.append(code.as_html(text, self._language if self._n_colored <= MOST_COLORED else ""))
+        self._parts.append(code.as_html(text, self._language if self._n_colored <= MAX_COLORED else ""))
         self._lines = None
 
     def _start_link(self, more: Any) -> None:
@@ -245,7 +245,7 @@ class Writer:
 
     def _formula(self, written: str, latex: str, is_display: bool) -> None:
         self._n_latex += len(latex)
-        if self._n_latex > MOST_LATEX:
+        if self._n_latex > MAX_LATEX:
             self._parts.append(escape(written))
         else:
             self._parts.append(formula.as_html(latex, is_display, written))
