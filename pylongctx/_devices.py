@@ -48,7 +48,7 @@ def devices() -> list[Device]:
     return found
 
 
-def lend(host: str, port: int, names: str = "", n_threads: int | None = None) -> NoReturn:
+def serve_devices(host: str, port: int, names: str = "", n_threads: int | None = None) -> NoReturn:
     """Serve devices over RPC until the process ends: the named ones, else all GPUs, else the CPU.
 
     Raises

@@ -31,7 +31,7 @@ FileId = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """The layout of a file.
 
     Attributes
@@ -49,7 +49,7 @@ class Layout:
     header: int
 
 
-_layouts: dict[FileId, Layout] = {}  # of valid files
+_layouts: dict[FileId, FileLayout] = {}  # of valid files
 _good: set[tuple[FileId, str]] = set()  # valid files and overrides
 
 
@@ -69,7 +69,7 @@ def check_gguf(path: str, overrides: Mapping[str, Any] | None = None) -> None:
             return
 
 
-def _checked(path: str, overrides: Mapping[str, Any]) -> Layout | None:
+def _checked(path: str, overrides: Mapping[str, Any]) -> FileLayout | None:
     """Return the layout of a valid file; None for one that llama.cpp itself refuses."""
     try:
         with _opened(path) as (identity, data):
@@ -120,7 +120,7 @@ def file_id(found: os.stat_result) -> FileId:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def layout_of(path: str) -> Layout:
+def layout_of(path: str) -> FileLayout:
     """Return the layout of a file; InvalidInput when it cannot be read as GGUF."""
     try:
         with _opened(path) as (identity, data):
@@ -172,11 +172,11 @@ def _wrong_kinds(reader: Reader) -> Iterator[str]:
             yield key
 
 
-def _layout(header: Header) -> Layout:
+def _layout(header: Header) -> FileLayout:
     alignment = _positive(header, "general.alignment", ALIGNMENT)
     start = -(-header.end // alignment) * alignment
     starts = {tensor.name: start + tensor.offset for tensor in header.tensors}
-    return Layout(_positive(header, "split.count", 1), starts, start)
+    return FileLayout(_positive(header, "split.count", 1), starts, start)
 
 
 def _positive(header: Header, key: str, otherwise: int) -> int:

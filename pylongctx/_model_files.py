@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pylongctx._cache_folder import cache_folder
-from pylongctx._gguf import Layout, file_id, layout_of, shards
+from pylongctx._gguf import FileLayout, file_id, layout_of, shards
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
 from pylongctx.errors import LctxError
@@ -148,7 +148,7 @@ def pages(start: int, end: int) -> Iterator[tuple[int, int]]:
         yield start + (end - start - PAGE) * i // (N_PAGES - 1), PAGE
 
 
-def _quick(paths: Sequence[str], layouts: Sequence[Layout]) -> tuple[str, str]:
+def _quick(paths: Sequence[str], layouts: Sequence[FileLayout]) -> tuple[str, str]:
     """Return the digests of the headers and of sampled pages of all tensors."""
     header, data = hashlib.sha256(), hashlib.sha256()
     for path, layout in zip(paths, layouts, strict=True):

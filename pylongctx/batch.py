@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from pylongctx.completion import Completion, Generation, collect, stream
 from pylongctx.engine.solo import Solo
-from pylongctx.logprobs import Entry
+from pylongctx.logprobs import TokenEntry
 
 QUEUED = 2  # prompts queued per sequence; a queued prompt may be a prefix of the next one
 
-Parts = list[tuple[str, list[Entry]]]
+Parts = list[tuple[str, list[TokenEntry]]]
 
 
 class Answered(NamedTuple):

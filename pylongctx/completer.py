@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from pylongctx._arguments import check_count
 from pylongctx.chat import response
 from pylongctx.chat.handlers import Handler, registered_handler
-from pylongctx.chat.overflow import Conversation
+from pylongctx.chat.overflow import FittedConversation
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.render import render
 from pylongctx.chat.request import text_size
@@ -255,15 +255,15 @@ stopping_criteria, **more
         self._source.check_size(text_size(given["messages"]))
         return render(self._templates.template, given, self.prefills)
 
-    def _conversation(self, given: Mapping[str, Any]) -> Conversation:
+    def _conversation(self, given: Mapping[str, Any]) -> FittedConversation:
         def render(messages: Any) -> Rendered:
             return self._render({**given, "messages": messages})
 
-        return Conversation(self._model, self._source, given["messages"], render, bool(given["parse_special"]))
+        return FittedConversation(self._model, self._source, given["messages"], render, bool(given["parse_special"]))
 
-    def _answer(self, given: Mapping[str, Any]) -> response.Answer:
+    def _answer(self, given: Mapping[str, Any]) -> response.ChatAnswer:
         model, source, conversation = self._model, self._source, self._conversation(given)
-        prompt, fields = conversation.fitting(given["max_tokens"]) if source.evicts else (conversation.prompt(), {})
+        prompt, fields = conversation.fit(given["max_tokens"]) if source.evicts else (conversation.prompt(), {})
         rendered, tokens = prompt.rendered, prompt.tokens
         own_grammar = constraint(given["grammar"]) or rendered.constraint
         params = sampling_params(given, self._seeds, self.last_n_tokens_size)
@@ -273,7 +273,7 @@ stopping_criteria, **more
         scorer = Scorer(model, n_top, piece) if given["logprobs"] else None
         job = job_of(source, tokens, sampler, given, scorer is not None, text=rendered.prompt, **fields)
         stops = StopFilter([*stop_words(given["stop"]), *rendered.stops])
-        return response.Answer(
+        return response.ChatAnswer(
             Generation(source, job, stops, piece, scorer),
             AnswerParser(rendered.syntax),
             self._name if given["model"] is None else given["model"],

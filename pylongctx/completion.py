@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 
 from pylongctx.engine.job import Job, Row
 from pylongctx.engine.source import TokenSource
-from pylongctx.logprobs import CompletionLogprobs, Entry, Scorer, as_dict, merge
+from pylongctx.logprobs import CompletionLogprobs, Scorer, TokenEntry, as_dict, merge
 from pylongctx.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -160,7 +160,7 @@ class Generation:
         self._prompt = prompt
         self._echo = echo
         self._special = special
-        self._waiting: list[Entry] = []  # entries of tokens whose text is held back
+        self._waiting: list[TokenEntry] = []  # entries of tokens whose text is held back
         job.every_row |= echo and scorer is not None
 
     @property
@@ -173,7 +173,7 @@ class Generation:
         """The stop string that ended the answer; empty: none."""
         return self._filter.word
 
-    def parts(self) -> Iterator[tuple[str, list[Entry]]]:
+    def parts(self) -> Iterator[tuple[str, list[TokenEntry]]]:
         """Yield pieces of text with the entries of the tokens that start in them."""
         if self._echo:
             yield self._prompt, self._prompt_entries()
@@ -213,13 +213,13 @@ class Generation:
             usage["prompt_tokens_details"] = dropped
         return usage
 
-    def _prompt_entries(self) -> list[Entry]:
+    def _prompt_entries(self) -> list[TokenEntry]:
         if self.scorer is None:
             return []
         rows = self.source.rows(self.job)
         return self.scorer.prompt(rows, self.job.tokens, self._prompt, self._special)
 
-    def _feed(self, token: int, row: Row | None) -> tuple[str, list[Entry]]:
+    def _feed(self, token: int, row: Row | None) -> tuple[str, list[TokenEntry]]:
         known, before = self._filter, len(self._prompt)
         if self.scorer is not None and row is not None:
             self._waiting.append(self.scorer.entry(token, row, before + known.n_decoded))
@@ -231,7 +231,7 @@ class Generation:
 
 
 def stream(
-    generation: Generation, model_name: str, parts: Iterable[tuple[str, list[Entry]]] | None = None
+    generation: Generation, model_name: str, parts: Iterable[tuple[str, list[TokenEntry]]] | None = None
 ) -> Iterator[Completion]:
     """Yield one chunk per piece of text, then a chunk with the finish reason and the usage.
 

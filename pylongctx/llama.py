@@ -10,7 +10,7 @@ from pylongctx import _log
 from pylongctx.chat.handlers import Handler
 from pylongctx.embeddings import CreateEmbeddingResponse, Embedder, Texts, Vectors
 from pylongctx.engine.drafting import DraftModel
-from pylongctx.engine.opening import AUTO, Opened
+from pylongctx.engine.opening import AUTO, OpenedModel
 from pylongctx.hub import from_pretrained
 from pylongctx.methods import Method
 from pylongctx.reading import ReadingCompleter
@@ -248,7 +248,7 @@ class Llama(ReadingCompleter):
         self._arguments = given
         self.verbose, self.chat_format = verbose, chat_format
         self.n_parallel = arguments.check_count("n_parallel", n_parallel)
-        opened = Opened(given, self.n_parallel)
+        opened = OpenedModel(given, self.n_parallel)
         self._finalizer = weakref.finalize(self, opened.close)
         try:
             super().__init__(opened)
@@ -259,7 +259,7 @@ class Llama(ReadingCompleter):
             self.close()
             raise
 
-    def _note(self, opened: Opened) -> None:
+    def _note(self, opened: OpenedModel) -> None:
         """Keep what llama_cpp.Llama shows as attributes."""
         self.model_path = opened.path
         self.n_threads, self.n_threads_batch = opened.threads

@@ -16,7 +16,7 @@ from pylongctx.cache import BaseLlamaCache
 from pylongctx.chat.template import Templates
 from pylongctx.completer import Completer
 from pylongctx.engine.counters import Counters
-from pylongctx.engine.opening import Opened
+from pylongctx.engine.opening import OpenedModel
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
 from pylongctx.engine.solo import Solo
@@ -36,11 +36,11 @@ class LocalCompleter(Completer):
 
     Parameters
     ----------
-    opened : Opened
+    opened : OpenedModel
         The model and its context.
     """
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenedModel) -> None:
         given, self._opened = opened.given, opened
         super().__init__(
             opened.model,
@@ -364,7 +364,7 @@ class LocalCompleter(Completer):
         self.states.cache = cache
 
 
-def _source(opened: Opened) -> TokenSource:
+def _source(opened: OpenedModel) -> TokenSource:
     """Return the source of a Llama's tokens."""
     if not opened.sessions:
         return NoTokens(opened.model, NO_CONTEXT)

@@ -22,7 +22,7 @@ class CompletionLogprobs(TypedDict):
     top_logprobs: list[dict[str, float] | None]
 
 
-class Entry(NamedTuple):
+class TokenEntry(NamedTuple):
     """One token: its bytes, its offset in the returned text, its log-probability, the most likely tokens; ids."""
 
     piece: bytes
@@ -60,12 +60,12 @@ def _names(token: int, piece: bytes) -> Iterator[str]:
     yield f"token_id:{token}"
 
 
-def as_dict(entries: Iterable[Entry]) -> CompletionLogprobs:
+def as_dict(entries: Iterable[TokenEntry]) -> CompletionLogprobs:
     """Return OpenAI's dict of lists.
 
     Examples
     --------
-    >>> as_dict([Entry(b"\\xe6", 0, -0.5, [(b"\\xe6", -0.5), (b" man", -1.5)], 7, (7, 9))])["top_logprobs"]
+    >>> as_dict([TokenEntry(b"\\xe6", 0, -0.5, [(b"\\xe6", -0.5), (b" man", -1.5)], 7, (7, 9))])["top_logprobs"]
     [{'bytes:\\\\xe6': -0.5, ' man': -1.5}]
     """
     entries = list(entries)
@@ -82,7 +82,7 @@ def merge(parts: Iterable[CompletionLogprobs | None]) -> CompletionLogprobs:
 
     Examples
     --------
-    >>> part = as_dict([Entry(b" thief", 0, -0.5, None)])
+    >>> part = as_dict([TokenEntry(b" thief", 0, -0.5, None)])
     >>> merge([part, None, part])["tokens"]
     [' thief', ' thief']
     """
@@ -101,14 +101,14 @@ class Scorer:
         self._n_top = min(n_top, int(model.info.n_vocab))
         self._piece = piece or model.piece
 
-    def entry(self, token: int, row: NDArray[np.float32], offset: int) -> Entry:
+    def entry(self, token: int, row: NDArray[np.float32], offset: int) -> TokenEntry:
         """Return the entry of a token that follows the logits float32 [n_vocab]."""
         own, top, ids = self._score(np.array([token], np.int32), row[np.newaxis])
-        return Entry(self._piece(token), offset, own[0], top[0], token, tuple(ids[0]))
+        return TokenEntry(self._piece(token), offset, own[0], top[0], token, tuple(ids[0]))
 
     def prompt(
         self, parts: Iterable[NDArray[np.float32]], tokens: NDArray[np.int32], text: str, special: bool
-    ) -> list[Entry]:
+    ) -> list[TokenEntry]:
         """Return the entries of a prompt's tokens; ``parts``: the logits after them, step by step.
 
         For a text (``special``) the added BOS is left out; token ids have one entry each, as clients count them.
@@ -129,7 +129,7 @@ class Scorer:
         places = zip(
             pieces, _offsets(pieces, text), own[first:], top[first:], read, map(tuple, ids[first:]), strict=True
         )
-        return [Entry(*place) for place in places]
+        return [TokenEntry(*place) for place in places]
 
     def _score(
         self, tokens: NDArray[np.int32], rows: NDArray[np.float32]

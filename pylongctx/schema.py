@@ -58,14 +58,14 @@ FORMATS = {"date": f"^{DATE}$", "time": f"^{TIME}$", "date-time": f"^{DATE}T{TIM
 PATTERN_PIECE = re.compile(r"\\c[A-Za-z]|\\.|.", re.DOTALL)
 
 
-class Held(NamedTuple):
+class EnforcedSchema(NamedTuple):
     """An llguidance grammar, and the keywords of the schema that it does not enforce."""
 
     grammar: str
     gaps: tuple[str, ...]
 
 
-def hold(schema: Any, strict: bool = True) -> Held:
+def hold(schema: Any, strict: bool = True) -> EnforcedSchema:
     """Return the grammar of a JSON schema, given as JSON text or as a value.
 
     Parameters
@@ -119,7 +119,7 @@ def llguidance() -> Any:
 
 
 @lru_cache(maxsize=64)
-def _hold(text: str, strict: bool) -> Held:
+def _hold(text: str, strict: bool) -> EnforcedSchema:
     schema = json.loads(text)
     if not isinstance(schema, dict):
         raise _invalid(f"it must be an object, not {text[:40]}; false allows nothing")
@@ -134,7 +134,7 @@ def _hold(text: str, strict: bool) -> Held:
         if strict or key is None or len(gaps) > MAX_GAPS:
             raise _refusal(gaps[-1])
         _leave_out(node, key)
-    return Held(_grammar(schema, options), tuple(gaps))
+    return EnforcedSchema(_grammar(schema, options), tuple(gaps))
 
 
 def _prepare(schema: dict[str, Any], text: str) -> tuple[list[str], Mapping[str, Any]]:

@@ -97,7 +97,7 @@ def walk(
     )
     rule = Checkpoints(context, 0)
     for wish in wishes:
-        rule.wish(wish)
+        rule.request(wish)
     rule.begin(pos, n)
     while here[0] < pos + n:
         steps.append(rule.cut(here[0], min(step, pos + n - here[0])))
@@ -130,7 +130,7 @@ def test_an_answer_has_one_now_and_then():
     assert steps == [1] * 5
 
 
-def test_wishes_hold_for_the_text_that_follows():
+def test_requests_hold_for_the_text_that_follows():
     made, steps = walk(50, 200, wishes=(50, 20, 120, 249, 300))
     assert made == [50, 120, 250 - TAIL]
     assert sum(steps) == 200
@@ -435,7 +435,7 @@ def test_rows_without_their_state_are_copied_for_nobody(serve, start, text, name
         server.engine.submit(first)
         server.wait_for(lambda: server.engine.slots[0].session.n_tokens == 192)
         server.engine.submit(second)
-        server.wait_for(lambda: second.started or second.forerunner is first)
+        server.wait_for(lambda: second.started_at or second.forerunner is first)
         go.set()
         for one in (first, second):
             _, row = one.take()

@@ -11,7 +11,7 @@ from pylongctx.eval.executors.units import units_of
 from pylongctx.eval.leval import LEval
 from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.perplexity import Perplexity
-from pylongctx.eval.reuse import Reader, beginning_of, by_text
+from pylongctx.eval.reuse import PrefixReader, beginning_of, by_text
 from pylongctx.eval.runner import Cell, Results, digest, make_samples, run
 from pylongctx.eval.task import ModelVocabulary, Sample, prompt_hash
 
@@ -122,7 +122,7 @@ def test_the_beginning_of_a_chat_ends_before_the_question(embedded_model, task):
         ]
         assert found[0].tolist() == found[1].tolist()
         assert llm.detokenize(found[0].tolist()).decode().endswith(first.prompt[: first.shared][-40:])
-        reader, before = Reader(llm), llm.session.n_evaluated
+        reader, before = PrefixReader(llm), llm.session.n_evaluated
         for beginning in found:
             reader.hold(beginning)
         assert llm.session.n_evaluated - before == len(found[0]) == llm.n_tokens

@@ -12,7 +12,7 @@ from needs import need
 from vocabulary import COUNTED, Words, total
 
 from pylongctx.eval.ruler import NAMES, Ruler
-from pylongctx.eval.ruler.documents import Documents
+from pylongctx.eval.ruler.documents import DocumentQuestions
 from pylongctx.eval.ruler.words import Common, Pairs, invented_words, word_list
 from pylongctx.eval.task import Answer
 
@@ -204,7 +204,7 @@ def test_squad_questions_stand_among_documents(squad):
 
 
 def test_hotpot_questions_have_ten_documents(hotpot):
-    drawn = Documents("qa_2", {"template": "{context}|{query}", "answer_prefix": ""}, 42, hotpot).draw(2, 10)
+    drawn = DocumentQuestions("qa_2", {"template": "{context}|{query}", "answer_prefix": ""}, 42, hotpot).draw(2, 10)
     assert sorted(re.findall(r"(T2-\d)\nOne 2\. Two\.", drawn.prompt)) == [f"T2-{j}" for j in range(10)]
     assert drawn.prompt.startswith("Document 1:\nT2-")
     assert drawn.answers == ["yes 2"]
@@ -220,15 +220,15 @@ def test_questions_in_the_form_of_the_quality_demo_have_the_same_documents(tmp_p
     file = tmp_path / "demo.json"
     file.write_text(json.dumps(other))
     prompts = {"template": "{context}|{query}", "answer_prefix": ""}
-    drawn = [Documents("qa_2", prompts, 42, name).draw(2, 10) for name in (hotpot, str(file))]
+    drawn = [DocumentQuestions("qa_2", prompts, 42, name).draw(2, 10) for name in (hotpot, str(file))]
     assert drawn[0] == drawn[1]
     file.write_text(json.dumps([*other, {"question": "Who?", "answer": "He", "title_a": "He"}]))
     with pytest.raises(ValueError, match=rf"demo.json, item {len(other) + 1}: there is no field 'title_b'"):
-        Documents("qa_2", prompts, 42, str(file))
+        DocumentQuestions("qa_2", prompts, 42, str(file))
 
 
 def test_few_documents_are_repeated(hotpot):
-    drawn = Documents("qa_2", {"template": "{context}{query}", "answer_prefix": ""}, 42, hotpot).draw(0, 120)
+    drawn = DocumentQuestions("qa_2", {"template": "{context}{query}", "answer_prefix": ""}, 42, hotpot).draw(0, 120)
     assert drawn.prompt.count("T3-3") == 2
 
 

@@ -7,7 +7,7 @@ import tiny_gguf
 from llamas import METHODS, TEXT, new, script, texts
 
 from pylongctx import Llama
-from pylongctx.logprobs import Entry
+from pylongctx.logprobs import TokenEntry
 
 N_TOP = 3
 # Q8_0 weights: ggml rounds activations to 8 bits, and in other steps llama.cpp's own answers differ by 0.15
@@ -157,7 +157,7 @@ def test_no_two_tokens_have_one_key(seed):
     own = int(rng.integers(-1, 40))
     top = [(piece, -float(i)) for i, piece in enumerate(pieces)]
     piece, value = (b"a", -99.0) if own < 0 else top[own]
-    entry = Entry(piece, 0, value, top, own, tuple(range(40)))
+    entry = TokenEntry(piece, 0, value, top, own, tuple(range(40)))
     assert len(entry.top_texts) == 40 + (own < 0)
     assert list(entry.top_texts.values()) == [value for _, value in top] + [-99.0] * (own < 0)
     assert entry.top_texts[entry.text] == value

@@ -130,7 +130,7 @@ def test_a_prompt_takes_what_is_left_of_the_time_of_a_step(server, engine, monke
         server.wait_for(lambda one=writing: one.n_generated > 2)
         engine.submit(long)
         finish(long)
-        engine.cancel(writing, satisfied=True)
+        engine.cancel(writing, reader_done=True)
         reader.join(PATIENCE)
         server.wait_for(lambda: engine.n_busy == 0)
         assert sum(step.get(long, 0) for step in steps) == len(long.tokens)
@@ -410,6 +410,6 @@ def test_the_record_is_there_for_who_has_the_answer():
         server.engine.submit(traced)
         traced.take()
         with server.engine._wake:  # what the engine sees together
-            server.engine.cancel(traced, satisfied=True)
+            server.engine.cancel(traced, reader_done=True)
             found = server.engine.call(lambda: server.engine.tracer.record)
         assert found.result(PATIENCE).id == "this one"

@@ -12,7 +12,7 @@ from tiny_gguf import make_model
 
 from pylongctx.cli import main
 from pylongctx.state import LlamaState
-from pylongctx.store.entries import Entry, Link, leaving
+from pylongctx.store.entries import Link, StoredFile, leaving
 from pylongctx.store.folder import TARGET_FILL, Folder
 from pylongctx.store.layout import BLOCK
 
@@ -23,7 +23,7 @@ def model(tmp_path_factory):
 
 
 def entry(name, used, kind="rows"):
-    return Entry(Path(f"{name}.{kind}"), name, kind, 10, used)
+    return StoredFile(Path(f"{name}.{kind}"), name, kind, 10, used)
 
 
 def names(entries):

@@ -14,7 +14,7 @@ from pylongctx.bench.programs import Program, clean_environment
 from pylongctx.bench.record import FIELDS, Record, new_record, with_samples
 
 
-class Engine:
+class BenchEngine:
     """An engine that runs the repetitions of one case, and stops after an ``error``."""
 
     def __init__(self, case: Case) -> None:
@@ -44,7 +44,7 @@ class Engine:
         raise NotImplementedError
 
 
-class Ours(Engine):
+class Ours(BenchEngine):
     """pylongctx with one method in its own process."""
 
     def __init__(self, case: Case, method: str, warmup: bool) -> None:
@@ -94,7 +94,7 @@ class Ours(Engine):
         return answer
 
 
-class Peer(Engine):
+class Peer(BenchEngine):
     """Another program, started for every repetition."""
 
     def __init__(self, case: Case, program: Program, warmup: bool) -> None:

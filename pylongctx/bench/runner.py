@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from pylongctx.bench.case import Case
-from pylongctx.bench.engines import Engine, Ours, Peer
+from pylongctx.bench.engines import BenchEngine, Ours, Peer
 from pylongctx.bench.formats import table
 from pylongctx.bench.programs import STOCK_GROUP, Program, stock_program
 
@@ -17,7 +17,7 @@ UNQUANTIZED = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """How to run every case.
 
     Attributes
@@ -54,7 +54,7 @@ class Plan:
         """The groups to compare with, in the order of the columns."""
         return [*([STOCK_GROUP] if self.stock else []), *(program.group for program in self.programs)]
 
-    def rounds(self, case: Case) -> list[list[Callable[[], Engine]]]:
+    def rounds(self, case: Case) -> list[list[Callable[[], BenchEngine]]]:
         """Return the engines of a case; those of one list are open at the same time and alternate."""
         ours = [lambda method=method: Ours(case, method, self.warmup) for method in self.methods]
         programs = [*self._stock(case), *self.programs]
@@ -67,7 +67,7 @@ class Plan:
         return [stock_program(self.stock, fa) for fa in flash_attn] if self.stock else []
 
 
-def run(plan: Plan, cases: Sequence[Case]) -> Iterator[list[Engine]]:
+def run(plan: BenchPlan, cases: Sequence[Case]) -> Iterator[list[BenchEngine]]:
     """Run all cases; yields the alternating engines with their results."""
     for number, case in enumerate(cases, 1):
         for makers in plan.rounds(case):
@@ -85,7 +85,7 @@ def run(plan: Plan, cases: Sequence[Case]) -> Iterator[list[Engine]]:
             yield engines
 
 
-def _say(plan: Plan, message: str) -> None:
+def _say(plan: BenchPlan, message: str) -> None:
     if plan.progress:
         print(f"pylongctx bench: {message}", file=sys.stderr)
 
@@ -105,7 +105,7 @@ class Ratio:
         return [a / b for a, b in zip(self.ours.rates, self.peers[group].rates, strict=True)]
 
 
-def ratios(engines: Sequence[Engine]) -> list[Ratio]:
+def ratios(engines: Sequence[BenchEngine]) -> list[Ratio]:
     """Return the ratios of alternating engines; empty if one side failed."""
     fastest: dict[str, Peer] = {}
     ran = [engine for engine in engines if isinstance(engine, Peer) and not engine.error]

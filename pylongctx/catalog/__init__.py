@@ -5,15 +5,15 @@ import os
 from pathlib import Path
 
 from pylongctx._log import LOG
-from pylongctx.catalog.entry import Entry, Progress
+from pylongctx.catalog.entry import CatalogEntry, Progress
 from pylongctx.catalog.table import ENTRIES
 
-CATALOG: dict[str, Entry] = {entry.name: entry for entry in ENTRIES}
+CATALOG: dict[str, CatalogEntry] = {entry.name: entry for entry in ENTRIES}
 
-__all__ = ["CATALOG", "Entry", "Progress", "find", "lookup", "resolve"]
+__all__ = ["CATALOG", "CatalogEntry", "Progress", "find", "lookup", "resolve"]
 
 
-def lookup(name: str) -> Entry:
+def lookup(name: str) -> CatalogEntry:
     """Return the model of a name.
 
     Raises
@@ -28,7 +28,7 @@ def lookup(name: str) -> Entry:
     raise ValueError(f"the catalogue has no model {name!r}; {hint}")
 
 
-def find(path: str | os.PathLike[str]) -> Entry | None:
+def find(path: str | os.PathLike[str]) -> CatalogEntry | None:
     """Return the model with a path as its name; None if a file with this path exists."""
     entry = CATALOG.get(str(path))
     return None if entry is None or Path(path).is_file() else entry
@@ -40,7 +40,7 @@ def resolve(path: str | os.PathLike[str]) -> str:
     Raises
     ------
     ConnectionError, OSError, ValueError, ImportError
-        When the model cannot be downloaded, see ``Entry.fetch``.
+        When the model cannot be downloaded, see ``CatalogEntry.fetch``.
     """
     entry = find(path)
     if entry is None:

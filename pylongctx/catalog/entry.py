@@ -22,7 +22,7 @@ LICENSES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry(ABC):
+class CatalogEntry(ABC):
     """A named model.
 
     Attributes

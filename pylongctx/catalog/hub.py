@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pylongctx import hub
-from pylongctx.catalog.entry import OFFLINE, Entry, Progress, check_sha256, sha256_of
+from pylongctx.catalog.entry import OFFLINE, CatalogEntry, Progress, check_sha256, sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubEntry(Entry):
+class HubEntry(CatalogEntry):
     """A file of a repository.
 
     Attributes

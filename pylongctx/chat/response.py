@@ -9,11 +9,11 @@ from typing import Any
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.types import AnswerMessage, ChatChunk, ChatCompletion, ChatLogprobs, Delta, FinishReason, TopLogprob
 from pylongctx.completion import Generation
-from pylongctx.logprobs import Entry
+from pylongctx.logprobs import TokenEntry
 
 
 @dataclass
-class Answer:
+class ChatAnswer:
     """A running answer.
 
     Attributes
@@ -38,7 +38,7 @@ class Answer:
     legacy: bool = False
     usage_chunk: bool = False
     one_call: bool = False
-    entries: list[Entry] = field(default_factory=list)  # not sent in a chunk yet
+    entries: list[TokenEntry] = field(default_factory=list)  # not sent in a chunk yet
     called: bool = False
 
     def stream(self) -> Iterator[ChatChunk]:
@@ -78,7 +78,7 @@ class Answer:
             if not self._is_another_call(found):
                 yield self._delta(found)
         if self.parser.failure:
-            self.generation.source.say(f"the answer does not follow the chat template: {self.parser.failure}")
+            self.generation.source.log(f"the answer does not follow the chat template: {self.parser.failure}")
 
     def _is_another_call(self, found: dict[str, Any]) -> bool:
         return self.one_call and found.get("tool_call", {"index": 0})["index"] > 0

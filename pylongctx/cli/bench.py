@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     return int(failed)
 
 
-def _plan(args: argparse.Namespace) -> runner.Plan:
+def _plan(args: argparse.Namespace) -> runner.BenchPlan:
     if args.repetitions < 1:
         raise ValueError(f"-r must be at least 1, not {args.repetitions}")
     if args.delay < 0:
@@ -142,7 +142,7 @@ def _plan(args: argparse.Namespace) -> runner.Plan:
     for spec in methods:
         parse(spec)  # fail now, not when its turn comes
     stock = programs.find_stock(args.stock) if args.vs_stock else None
-    return runner.Plan(
+    return runner.BenchPlan(
         methods,
         args.repetitions,
         not args.no_warmup,

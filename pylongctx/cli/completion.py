@@ -39,7 +39,7 @@ class Option(NamedTuple):
     value: Value | None
 
 
-class Command(NamedTuple):
+class CommandWords(NamedTuple):
     """A command: its help, its options and its arguments."""
 
     help: str
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def table(parser: Parser) -> Mapping[str, Command]:
+def table(parser: Parser) -> Mapping[str, CommandWords]:
     """Return the completions by command; a task of ``eval`` has the name ``eval passkey``."""
     from pylongctx.cli import COMMANDS
 
@@ -78,14 +78,14 @@ def table(parser: Parser) -> Mapping[str, Command]:
     return {name: _command(one, texts[name]) for name, one in parser.commands().items()}
 
 
-def _command(parser: Parser, help: str) -> Command:
+def _command(parser: Parser, help: str) -> CommandWords:
     shown = parser.shown()
     options = (
         Option(tuple(a.option_strings), VARIABLE.sub("", a.help or ""), _value(a)) for a in shown if a.option_strings
     )
     arguments = [_words(action) for action in shown if not action.option_strings]
     words = tuple(word for value in arguments for word in value.words)
-    return Command(help, tuple(options), Value(words, any(value.files for value in arguments)))
+    return CommandWords(help, tuple(options), Value(words, any(value.files for value in arguments)))
 
 
 def _value(action: argparse.Action) -> Value | None:

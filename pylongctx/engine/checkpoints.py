@@ -34,7 +34,7 @@ class Checkpoints:
         self._seq = seq
         self._places: set[int] = set()
 
-    def wish(self, pos: int) -> None:
+    def request(self, pos: int) -> None:
         """Request a checkpoint at ``pos``."""
         if self.needed:
             self._places.add(self._context.place(pos))

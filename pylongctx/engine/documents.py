@@ -162,7 +162,7 @@ class Documents:
                 raise ValueError(f"there is no document {name!r}: read it first, or send its text")
             return self._all[owner, name]
 
-    def asked(self, text: str | None, name: str | None, owner: str | None = None) -> Document:
+    def of_request(self, text: str | None, name: str | None, owner: str | None = None) -> Document:
         """Return the document with the text of a request, or without a text with the name, regardless of its ratio."""
         if text is None:
             return self.named(name or "", owner)

@@ -100,11 +100,11 @@ class Engine:
             before += len(new)
             if self._readers.find(job):
                 self.waiting.remove(job)
-                job.ended = time.monotonic()
+                job.ended_at = time.monotonic()
                 job.results.put(None)
         for job in list(self.waiting):
-            if self._fits(job) and not job.considered:
-                job.forerunner, job.considered = forerunner(self.slots, job, self.context.n_step), True
+            if self._fits(job) and not job.forerunner_searched:
+                job.forerunner, job.forerunner_searched = forerunner(self.slots, job, self.context.n_step), True
             if job.cancelled:
                 self.counters.cancelled += 1
                 self.waiting.remove(job)
@@ -117,15 +117,15 @@ class Engine:
         """End cancelled jobs."""
         for slot in self.slots:
             if slot.job is not None and slot.job.cancelled:
-                self.end(slot, None if slot.job.satisfied else Cancelled("cancelled"))
+                self.end(slot, None if slot.job.reader_done else Cancelled("cancelled"))
 
     def end(self, slot: Slot, reason: BaseException | None = None) -> None:
         """End the job of a slot; ``reason``: the exception for its reader, None for a complete job."""
         job = slot.job
         assert job is not None
         self._loader.stop(job, slot.session)
-        job.ended = time.monotonic()
-        job.read = job.read or job.ended
+        job.ended_at = time.monotonic()
+        job.prefilled_at = job.prefilled_at or job.ended_at
         self.counters.longest = max(self.counters.longest, slot.session.n_tokens)
         self.counters.prompt_seconds += job.prompt_seconds
         self.counters.answer_seconds += job.answer_seconds
@@ -202,10 +202,10 @@ class Engine:
             return False
         if job.traced is not None and self.tracer.busy:
             return False  # only one trace at a time
-        return any(slot.job is None and job.wants(slot.id) for slot in self.slots)
+        return any(slot.job is None and job.may_run_on(slot.id) for slot in self.slots)
 
     def _begin(self, job: Job) -> None:
-        job.started, job.forerunner = time.monotonic(), None
+        job.started_at, job.forerunner = time.monotonic(), None
         try:
             slot, other = choose(self.slots, job)
             self._loader.prepare(job, slot.session, other)
@@ -214,7 +214,7 @@ class Engine:
         except Exception as reason:
             self.counters.failed += 1
             self.waiting.remove(job)
-            job.ended = time.monotonic()
+            job.ended_at = time.monotonic()
             job.results.put(reason)
             return
         slot.job, job.ran_on = job, slot.id
@@ -333,7 +333,7 @@ class Engine:
         if cut is None:
             return False
         if refusal := slot.session.drop(cut.first, cut.end):
-            slot.session.say(f"the answer ends because the context is full and nothing can be evicted: {refusal}")
+            slot.session.log(f"the answer ends because the context is full and nothing can be evicted: {refusal}")
             return False
         job.note(cut)
         self.counters.dropped_tokens += cut.end - cut.first
@@ -354,12 +354,12 @@ class Engine:
     def _continue(self, slot: Slot, job: Job, row: Row) -> None:
         """Sample the next token of a slot."""
         if job.is_reading:
-            job.read = time.monotonic()
+            job.prefilled_at = time.monotonic()
         if job.limit == 0:
             self.end(slot, self._readers.keep(job, slot.session))
             return
         try:
-            token = job.choose(job.seen(slot.session.tokens), row)
+            token = job.choose(job.all_tokens(slot.session.tokens), row)
         except LctxError as reason:
             self.end(slot, reason)
             return
@@ -370,8 +370,8 @@ class Engine:
         self.counters.generated_tokens += 1
         job.pending = np.array([token], np.int32)
         if job.cuts is not None:
-            job.said.append(token)
-        job.results.put((token, job.told(row)))
+            job.answer_tokens.append(token)
+        job.results.put((token, job.reported_row(row)))
         if job.limit is not None and (job.n_generated >= job.limit or job.ends(self.model, token)):
             self.end(slot)
         elif job.cuts is not None and slot.session.n_tokens + 1 >= slot.session.n_ctx:

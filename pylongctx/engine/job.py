@@ -98,9 +98,9 @@ class Job:
     submitted: bool = False
     together: bool = False  # runs concurrently with other jobs of the same reader
     forerunner: "Job | None" = None  # a job with a common prefix, for whose prefill this one waits
-    considered: bool = False  # a forerunner was searched
+    forerunner_searched: bool = False
     cancelled: bool = False
-    satisfied: bool = False  # cancelled because the reader has all it needs
+    reader_done: bool = False  # cancelled because the reader has all it needs
     stalled: bool = False  # the engine waits for the reader to take results
     pending: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # tokens to evaluate next
     sources: list[Source] = field(default_factory=list)  # sources of the prompt's prefix, in addition to the sequence
@@ -113,16 +113,16 @@ class Job:
     ran_on: int = -1  # the sequence
     stop_word: str = ""  # the stop string that ended the answer
     n_cut: int = 0  # dropped tokens that were evicted during the answer
-    said: list[int] = field(default_factory=list)  # the answer, if tokens may be evicted
+    answer_tokens: list[int] = field(default_factory=list)  # the answer, if tokens may be evicted
     full: bool = False  # the answer ended because the context is full
     n_cached: int = 0
     n_stored: int = 0  # of these, the tokens from the KV store
     n_read: int = 0  # tokens of the prompt that were evaluated
     n_generated: int = 0
-    asked: float = field(default_factory=time.monotonic)
-    started: float = 0.0
-    read: float = 0.0  # when the prefill ended
-    ended: float = 0.0
+    created_at: float = field(default_factory=time.monotonic)
+    started_at: float = 0.0
+    prefilled_at: float = 0.0
+    ended_at: float = 0.0
     wake: Callable[[], None] = lambda: None
     results: "queue.SimpleQueue[Any]" = field(default_factory=queue.SimpleQueue)
 
@@ -136,7 +136,7 @@ class Job:
     @property
     def is_reading(self) -> bool:
         """True if tokens of the prompt are not evaluated yet."""
-        return not self.read
+        return not self.prefilled_at
 
     @property
     def lossy(self) -> bool:
@@ -162,11 +162,11 @@ class Job:
         if self.draft is not None:
             self.draft.forget()
 
-    def seen(self, held: NDArray[np.int32]) -> NDArray[np.int32]:
+    def all_tokens(self, held: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return prompt and answer including evicted tokens; ``held``: the tokens of the sequence."""
-        return np.concatenate([self.tokens, np.array(self.said, np.int32)]) if self.n_cut else held
+        return np.concatenate([self.tokens, np.array(self.answer_tokens, np.int32)]) if self.n_cut else held
 
-    def wants(self, slot: int) -> bool:
+    def may_run_on(self, slot: int) -> bool:
         """Return True if the job may run on a sequence."""
         return self.slot in (None, slot)
 
@@ -179,7 +179,7 @@ class Job:
         """Return True if a token ends the answer without being part of it."""
         return token in self.stop_tokens or model.ends_generation(token)
 
-    def told(self, row: Row) -> Row | None:
+    def reported_row(self, row: Row) -> Row | None:
         """Return the row for the reader with the token just sampled from these logits, float32 [n_vocab]."""
         if not self.with_rows:
             return None
@@ -228,7 +228,7 @@ class Job:
             "total": len(self.tokens),
             "cache": self.n_cached,
             "processed": self.n_cached + self.n_read,
-            "time_ms": round(1000 * (time.monotonic() - self.started)),
+            "time_ms": round(1000 * (time.monotonic() - self.started_at)),
         }
 
     def timings(self) -> dict[str, float]:
@@ -250,13 +250,13 @@ class Job:
     @property
     def prompt_seconds(self) -> float:
         """Time of the prefill so far."""
-        now = self.read or time.monotonic()
-        return max(0.0, now - self.started) if self.started and self.n_read else 0.0
+        now = self.prefilled_at or time.monotonic()
+        return max(0.0, now - self.started_at) if self.started_at and self.n_read else 0.0
 
     @property
     def answer_seconds(self) -> float:
         """Time of the generation so far."""
-        return max(0.0, (self.ended or time.monotonic()) - self.read) if self.read else 0.0
+        return max(0.0, (self.ended_at or time.monotonic()) - self.prefilled_at) if self.prefilled_at else 0.0
 
 
 def _rates(name: str, n: int, n_timed: int, seconds: float) -> dict[str, float]:

@@ -51,12 +51,12 @@ class Loader:
             job.pending = np.concatenate([session.mend(), job.tokens])
             return
         shared = max(slot.shared(job) for slot in self._slots)
-        if other.session is not session and (piece := other.holds(job)) is not None:
+        if other.session is not session and (piece := other.cached_piece(job)) is not None:
             _copy(other.session, session, piece.end)
         if session.owner != job.owner or not job.reuses or job.every_row:
             session.clear()
         session.owner = job.owner
-        session.checkpoints.wish(shared)
+        session.checkpoints.request(shared)
         if job.reuses and not job.every_row:
             job.sources = [*(() if job.limit is None or job.lossy else self._states)]
             job.sources += [] if self._library is None else [self._library.finder(job.owner)]
@@ -122,7 +122,9 @@ class Loader:
         rest, now = PAUSE_FACTOR * seconds, time.monotonic()
         for slot in self._slots:
             evaluates = slot.job is not None and slot.job.fetch is None
-            if slot.session is not session and (evaluates or (slot.last is not None and now - slot.last.ended < rest)):
+            if slot.session is not session and (
+                evaluates or (slot.last is not None and now - slot.last.ended_at < rest)
+            ):
                 return rest
         return 0.0
 
@@ -135,7 +137,7 @@ class Loader:
             session.rewind(end)
         if piece.source.slow:
             job.n_stored += session.n_tokens - piece.first
-        session.say(f"{piece.end - piece.first} tokens come from {piece.source.name}")
+        session.log(f"{piece.end - piece.first} tokens come from {piece.source.name}")
 
     def _note(self, job: Job, session: Session, n: int) -> None:
         """Record that ``n`` more tokens of a prompt were reused."""

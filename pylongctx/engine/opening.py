@@ -32,7 +32,7 @@ NO_EVICTION = "overflow='evict_middle' needs full attention in all layers, so us
 OWN = ""  # the spec of llama.cpp's own KV cache
 
 
-class Opened:
+class OpenedModel:
     """A model, the sequences of its context, and its adapters.
 
     Parameters

@@ -37,7 +37,7 @@ class Readers:
             if document is None or not is_missing(document):
                 continue
             reader = self._jobs.get(document)
-            if reader is not None and reader.ended:
+            if reader is not None and reader.ended_at:
                 LOG.warning("document %r could not be prefilled: prompts with it are prefilled normally", document.name)
                 del self._jobs[document]
                 job.placed = without(job.placed, document)

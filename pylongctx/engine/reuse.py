@@ -214,10 +214,10 @@ def hold(session: Session, piece: Piece | None) -> None:
     """Cut a sequence to a piece of its own tokens; None: clear it."""
     n = 0 if piece is None else piece.end
     if piece is not None and piece.key and (refusal := session.drop(*piece.key)):
-        session.say(f"tokens cannot be evicted, so the text is evaluated again: {refusal}")
+        session.log(f"tokens cannot be evicted, so the text is evaluated again: {refusal}")
         n = piece.key[0]
     if n < session.n_tokens or session.shared or session.n_past != session.n_tokens:
-        session.checkpoints.wish(n)
+        session.checkpoints.request(n)
         session.rewind(n)
 
 

@@ -155,7 +155,7 @@ class Session:
             return 0
         kept, refusal = self._cut(n)
         if refusal and not quiet:
-            self.say(f"the KV cache cannot be rewound to {n} tokens ({refusal}): evaluating again from {kept}")
+            self.log(f"the KV cache cannot be rewound to {n} tokens ({refusal}): evaluating again from {kept}")
         if kept == 0:
             self.clear()
         self.n_tokens = kept
@@ -350,7 +350,7 @@ class Session:
         )
         return PromptTooLong(message, lib.LCTX_NO_SLOT, n, self.n_ctx)
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """Write to the log if verbose."""
         if self.verbose:
             LOG.info(message)

@@ -24,7 +24,7 @@ class Slot:
         """The number of the sequence."""
         return self.session.seq
 
-    def holds(self, job: Job) -> Piece | None:
+    def cached_piece(self, job: Job) -> Piece | None:
         """Return the piece of a prompt that this sequence already holds, or None."""
         if not self._serves(job):
             return None
@@ -32,7 +32,7 @@ class Slot:
 
     def saved(self, job: Job) -> int:
         """Return how many tokens of a prompt need no evaluation on this sequence."""
-        piece = self.holds(job)
+        piece = self.cached_piece(job)
         return 0 if piece is None else piece.end
 
     def shared(self, job: Job) -> int:
@@ -50,7 +50,7 @@ def choose(slots: list[Slot], job: Job) -> tuple[Slot, Slot]:
     A prompt goes to the sequence with the longest common prefix, else to the least recently used one. The prefix of a
     busy sequence is copied, which shares its pages; so is a prefix of a long text if another sequence is empty.
     """
-    idle = [slot for slot in slots if slot.job is None and job.wants(slot.id)]
+    idle = [slot for slot in slots if slot.job is None and job.may_run_on(slot.id)]
     oldest = min(idle, key=lambda slot: (slot.session.n_tokens > 0, slot.used))
     if job.follows or job.every_row:
         return oldest, oldest
@@ -81,7 +81,7 @@ def forerunner(slots: list[Slot], job: Job, worth: int) -> Job | None:
     best = max(promised, key=lambda slot: promised[slot], default=None)
     if best is None or promised[best] - saved < worth:
         return None
-    best.session.checkpoints.wish(promised[best])
+    best.session.checkpoints.request(promised[best])
     return best.job
 
 

@@ -75,9 +75,9 @@ class Solo:
         """True if tokens may be evicted from a text that does not fit."""
         return self.session.evicts
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """Write to the log if verbose."""
-        self.session.say(message)
+        self.session.log(message)
 
     def job(
         self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, text: str = "", **fields: Any
@@ -120,7 +120,7 @@ class Solo:
 
     def document(self, text: str | None, name: str | None) -> Document:
         """Register a document, or return the one with a name."""
-        return self.engine.documents.asked(text, name)
+        return self.engine.documents.of_request(text, name)
 
     def rows(self, job: Job) -> Iterator[Row]:
         """Yield the logits after the tokens of the prompt, float32 [k, n_vocab] per step."""

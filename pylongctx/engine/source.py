@@ -51,7 +51,7 @@ class TokenSource(Protocol):
     def document(self, text: str | None, name: str | None) -> Document:
         """Register a document, or for None return the one with a name; ValueError when there is none."""
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """Report a message to the user."""
 
 
@@ -79,4 +79,4 @@ class NoTokens:
 
     n_ctx = 0
     evicts = False
-    turn = job = document = rows = drawn = finish = say = refuse
+    turn = job = document = rows = drawn = finish = log = refuse

@@ -23,7 +23,7 @@ class States(Source):
     session : Session
         The sequence.
     identity : callable
-        Returns the identity of states, see ``Opened.identity``.
+        Returns the identity of states, see ``OpenedModel.identity``.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class States(Source):
     def fail(self, piece: Piece, reason: Exception) -> bool:
         """Drop the state, which may be from a larger n_ctx or other batch sizes."""
         self._failed.add(piece.key.input_ids.tobytes())
-        self._session.say(f"a saved state cannot be used: {reason}")
+        self._session.log(f"a saved state cannot be used: {reason}")
         return True
 
     def _offered(self, state: LlamaState, tokens: Tokens, held: int) -> int:

@@ -110,14 +110,14 @@ class EngineThread:
             self._inbox.append(job)
             self._wake.notify()
 
-    def cancel(self, job: Job, satisfied: bool = False) -> None:
-        """End a job after the current step; ``satisfied``: the reader has all it needs.
+    def cancel(self, job: Job, reader_done: bool = False) -> None:
+        """End a job after the current step; ``reader_done``: the reader has all it needs.
 
         The reader does not have to wait for the end of the step.
         """
         with self._wake:
-            job.satisfied |= satisfied
-            if not (job.cancelled or satisfied):
+            job.reader_done |= reader_done
+            if not (job.cancelled or reader_done):
                 job.results.put(Cancelled("cancelled"))
             job.cancelled = True
             self._engine.interrupt()

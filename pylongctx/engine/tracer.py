@@ -61,7 +61,7 @@ class Tracer:
             self.record = Record(job.traced, *read, session.tokens.copy(), len(job.tokens))
         except MemoryError as reason:
             self.record = None
-            session.say(str(reason))
+            session.log(str(reason))
         finally:
             session.context.start_trace(0, 0)
 

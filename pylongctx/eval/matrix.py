@@ -28,12 +28,12 @@ else:
 ALL = "all"
 # fields of tasks that name files, from the folder of the TOML file on
 FILES = ("file", "data", "haystack", "repository")
-MADE = ("sentences", SYNTHETIC)  # haystacks that are no files
+GENERATED = ("sentences", SYNTHETIC)  # haystacks that are no files
 KEYS = ("model", "methods", "kv", "lengths", "seed", "chat", "llama", "tasks")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PlannedTask:
     """A task, and what it is run with.
 
     Attributes
@@ -72,7 +72,7 @@ class Matrix:
     """
 
     models: tuple[str, ...]
-    tasks: tuple[Wanted, ...]
+    tasks: tuple[PlannedTask, ...]
     seed: int = 0
     chat: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def read(path: str, data: str | None = None) -> dict[str, Any]:
     if "model" in table:
         table["model"] = [_model(folder, model) for model in _list(table["model"])]
     for task in table.get("tasks", []):
-        task |= {name: _from(folders, task[name]) for name in FILES if task.get(name, MADE[0]) not in MADE}
+        task |= {name: _from(folders, task[name]) for name in FILES if task.get(name, GENERATED[0]) not in GENERATED}
     return table
 
 
@@ -160,7 +160,7 @@ def _from(folders: Sequence[Path], named: str | list[str]) -> str | list[str]:
 def with_texts(tasks: Sequence[Mapping[str, Any]], files: Sequence[str]) -> list[dict[str, Any]]:
     """Return the tables of tasks with other texts: all for what takes several, the first one as a haystack."""
     given = {"file": list(files), "haystack": files[0]}
-    return [{**task, **{k: given[k] for k in given if task.get(k, MADE[0]) not in MADE}} for task in tasks]
+    return [{**task, **{k: given[k] for k in given if task.get(k, GENERATED[0]) not in GENERATED}} for task in tasks]
 
 
 def make(table: Mapping[str, Any]) -> Matrix:
@@ -194,7 +194,7 @@ def _methods(words: Any) -> tuple[str, ...]:
     return tuple({split_method(name): name for name in named}.values())
 
 
-def _tasks(entry: Mapping[str, Any]) -> list[Wanted]:
+def _tasks(entry: Mapping[str, Any]) -> list[PlannedTask]:
     """Return the tasks of one entry: one, or one for each of several names."""
     values = dict(entry)
     kind, lengths = values.pop("kind", None), tuple(_list(values.pop("lengths")))
@@ -216,10 +216,10 @@ def _tasks(entry: Mapping[str, Any]) -> list[Wanted]:
     for name in (name for name, value in values.items() if isinstance(value, list) and "tuple" not in known[name]):
         raise ValueError(f"a task of kind {kind!r} has one {name}, not a list; give each its own [[tasks]]")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return [Wanted(task_class(kind)(**values, **name), lengths, methods, kv, *shared) for name in names]
+    return [PlannedTask(task_class(kind)(**values, **name), lengths, methods, kv, *shared) for name in names]
 
 
-def _check_distinct(tasks: Sequence[Wanted]) -> None:
+def _check_distinct(tasks: Sequence[PlannedTask]) -> None:
     """Refuse tasks that a report could not tell apart."""
     found: dict[tuple[object, ...], tuple[Task, set[tuple[object, ...]]]] = {}
     for wanted, n in ((one, n) for one in tasks for n in one.lengths):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pylongctx.eval.task import Task
 
 
-class Entry(NamedTuple):
+class TaskEntry(NamedTuple):
     """A task that has a name.
 
     Attributes
@@ -46,21 +46,27 @@ class Entry(NamedTuple):
 
 
 TASKS = {
-    "passkey": Entry("passkey:Passkey", "hide a number in a long text and ask for it", options=True),
-    "needle": Entry("needle:Needle", "find a sentence in a long text, by length and depth", options=True),
-    "recall": Entry("recall:Recall", "several questions on one text that is read once", options=True),
-    "ruler": Entry("ruler:Ruler", "RULER's 13 tasks", options=True),
-    "longbench": Entry("longbench:LongBench", "LongBench's 21 tasks, from its files", options=True),
-    "leval": Entry("leval:LEval", "L-Eval's closed-ended tasks", "a file of L-Eval, such as quality.jsonl"),
-    "keyvalue": Entry("keyvalue:KeyValue", "key-value retrieval of Lost in the Middle", "a file with keys and values"),
-    "longeval": Entry("longeval:LongEval", "LongEval's line retrieval", "a file of LongEval, such as 200_lines.jsonl"),
-    "babilong": Entry("babilong:BabiLong", "BABILong, facts in a novel", "a test file of bAbI: qa1, qa2 or qa5"),
-    "bamboo": Entry("bamboo:Bamboo", "BAMBOO: papers, and code from documentation", "paperqa_16k or private_eval_16k"),
-    "locomo": Entry("locomo:LoCoMo", "LoCoMo: questions on a chat over months", "locomo10.zip or a file of it"),
-    "toolcalls": Entry("toolcalls:ToolCalls", "tool calls after a long text", lengths="2048,16384"),
-    "perplexity": Entry("perplexity:Perplexity", "how well a text is predicted", options=True),
-    "kld": Entry("kld:Divergence", "how far from full attention", plans_only=True),
-    "chunks": Entry("chunks:Chunks", "what every head reads", plans_only=True),
+    "passkey": TaskEntry("passkey:Passkey", "hide a number in a long text and ask for it", options=True),
+    "needle": TaskEntry("needle:Needle", "find a sentence in a long text, by length and depth", options=True),
+    "recall": TaskEntry("recall:Recall", "several questions on one text that is read once", options=True),
+    "ruler": TaskEntry("ruler:Ruler", "RULER's 13 tasks", options=True),
+    "longbench": TaskEntry("longbench:LongBench", "LongBench's 21 tasks, from its files", options=True),
+    "leval": TaskEntry("leval:LEval", "L-Eval's closed-ended tasks", "a file of L-Eval, such as quality.jsonl"),
+    "keyvalue": TaskEntry(
+        "keyvalue:KeyValue", "key-value retrieval of Lost in the Middle", "a file with keys and values"
+    ),
+    "longeval": TaskEntry(
+        "longeval:LongEval", "LongEval's line retrieval", "a file of LongEval, such as 200_lines.jsonl"
+    ),
+    "babilong": TaskEntry("babilong:BabiLong", "BABILong, facts in a novel", "a test file of bAbI: qa1, qa2 or qa5"),
+    "bamboo": TaskEntry(
+        "bamboo:Bamboo", "BAMBOO: papers, and code from documentation", "paperqa_16k or private_eval_16k"
+    ),
+    "locomo": TaskEntry("locomo:LoCoMo", "LoCoMo: questions on a chat over months", "locomo10.zip or a file of it"),
+    "toolcalls": TaskEntry("toolcalls:ToolCalls", "tool calls after a long text", lengths="2048,16384"),
+    "perplexity": TaskEntry("perplexity:Perplexity", "how well a text is predicted", options=True),
+    "kld": TaskEntry("kld:Divergence", "how far from full attention", plans_only=True),
+    "chunks": TaskEntry("chunks:Chunks", "what every head reads", plans_only=True),
 }
 
 

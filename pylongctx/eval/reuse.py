@@ -42,7 +42,7 @@ def by_text(samples: Sequence[Sample]) -> list[list[Sample]]:
     return list(groups.values())
 
 
-class Reader:
+class PrefixReader:
     """Lets a model hold the shared beginning of one prompt after the other.
 
     Parameters
@@ -52,7 +52,7 @@ class Reader:
 
     Examples
     --------
-    >>> reader = Reader(llm)
+    >>> reader = PrefixReader(llm)
     >>> reader.hold(np.array(tokens[:100], np.int32))
     >>> reader.hold(np.array(tokens[:100], np.int32))  # evaluates nothing
     """

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.completion import StopFilter
-from pylongctx.eval.reuse import Reader, beginning_of
+from pylongctx.eval.reuse import PrefixReader, beginning_of
 from pylongctx.eval.scorers import mean
 from pylongctx.llama import Llama
 from pylongctx.methods import NONE, Method
@@ -262,7 +262,7 @@ class Question(SingleModel):
         self, llm: Llama, vocabulary: Vocabulary, samples: Sequence[Sample], compress: float = 1.0
     ) -> Iterator[Record]:
         """Yield records of samples whose shared beginnings are read once, when those of one text come in a row."""
-        reader = Reader(llm, compress)
+        reader = PrefixReader(llm, compress)
         for sample in samples:
             tokens = vocabulary.tokens(sample)
             shortened = vocabulary.tokens(replace(sample, prompt=sample.prompt[: sample.shared], prefix=""))

@@ -48,7 +48,7 @@ class Form(Protocol):
         """Yield the events of a stream; None: still working."""
 
 
-class Once:
+class Lazy:
     """A value that several threads need and one of them creates.
 
     Parameters

@@ -18,7 +18,7 @@ import httpx
 from pylongctx._log import LOG
 from pylongctx._units import bytes_text
 from pylongctx.serve.errors import ApiError
-from pylongctx.serve.shelf import Source
+from pylongctx.serve.shelf import ModelSource
 
 BACKLOG = 1024
 SLOW = 10.0  # seconds for a process to exit after its grace period
@@ -31,7 +31,7 @@ class Child:
 
     Parameters
     ----------
-    source : Source
+    source : ModelSource
         The model.
     address : str
         Path of the socket.
@@ -56,7 +56,7 @@ class Child:
         Whether the process is to end once its requests have ended.
     """
 
-    def __init__(self, source: Source, address: str, words: Sequence[str], headers: Mapping[str, str]) -> None:
+    def __init__(self, source: ModelSource, address: str, words: Sequence[str], headers: Mapping[str, str]) -> None:
         self.source = source
         self.words = ["serve", *words, "--model", source.word, "--alias", source.name]
         self._address = address

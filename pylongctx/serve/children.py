@@ -11,7 +11,7 @@ from pathlib import Path
 from pylongctx._units import bytes_text
 from pylongctx.serve.child import Child
 from pylongctx.serve.errors import ApiError, unavailable
-from pylongctx.serve.shelf import Source
+from pylongctx.serve.shelf import ModelSource
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Children:
             path = Path(self._folder.name, "keys")
             path.write_text("\n".join(keys), encoding="utf-8")
             self._words += ["--api-key-file", str(path)]
-        self._children: dict[Source, Child] = {}
+        self._children: dict[ModelSource, Child] = {}
         self._door = asyncio.Lock()  # one model is loaded or unloaded at a time, in order of arrival
         self._opening: set[asyncio.Future[None]] = set()
 
-    def of(self, source: Source) -> Child:
+    def of(self, source: ModelSource) -> Child:
         """Return the child of a model, loaded or not."""
         if source not in self._children:
             address = f"{self._folder.name}/{len(self._children)}"
@@ -77,7 +77,7 @@ class Children:
         return [child for child in self._children.values() if child.status == "loaded"]
 
     @asynccontextmanager
-    async def using(self, source: Source) -> AsyncIterator[Child]:
+    async def using(self, source: ModelSource) -> AsyncIterator[Child]:
         """Load a model if needed, and keep it loaded during the block; ApiError when it cannot be loaded."""
         child = self.of(source)
         if child.status == "loaded" and not child.leaving:
@@ -89,7 +89,7 @@ class Children:
         finally:
             child.release()
 
-    async def unload(self, source: Source) -> None:
+    async def unload(self, source: ModelSource) -> None:
         """Unload a model once no request uses it."""
         async with self._door:
             await self.of(source).unload(self.limits.grace)

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from pylongctx.serve import native
-from pylongctx.serve.answer import Make, Once, OpenAIForm, answer, seeded
+from pylongctx.serve.answer import Lazy, Make, OpenAIForm, answer, seeded
 from pylongctx.serve.bodies import ChatBody, CompletionBody, InfillBody, NativeBody, as_prompts
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import read
@@ -27,7 +27,7 @@ def routes(service: Service) -> APIRouter:
     async def complete(request: Request) -> Response:
         body = await read(request, CompletionBody)
         limit = {"max_tokens": settings.n_predict} if settings.n_predict else {}
-        given = Once(partial(body.arguments, settings.sampling | limit, host))
+        given = Lazy(partial(body.arguments, settings.sampling | limit, host))
         spm = settings.spm_infill
         makes = [partial(_complete, prompt, given, i, spm) for prompt in body.prompts for i in range(body.n or 1)]
         return await answer(service, request, body, makes, OpenAIForm(service, body, chat=False))
@@ -48,7 +48,7 @@ def routes(service: Service) -> APIRouter:
     async def continue_(request: Request) -> Response:
         body = await read(request, NativeBody)
         prompts, single = as_prompts(body.prompt)
-        given = Once(partial(body.sampling, settings.sampling, host))
+        given = Lazy(partial(body.sampling, settings.sampling, host))
         makes: list[Make] = [
             partial(native.complete, body, prompt, given, i) for prompt in prompts for i in range(body.n or 1)
         ]
@@ -57,9 +57,9 @@ def routes(service: Service) -> APIRouter:
     @router.post("/infill", summary="Fill in the text between two texts, for models trained for it")
     async def infill(request: Request) -> Response:
         body = await read(request, InfillBody)
-        given = Once(partial(body.sampling, settings.sampling, host))
+        given = Lazy(partial(body.sampling, settings.sampling, host))
         texts = body.input_prefix, body.input_suffix, body.prompt
-        prompt = Once(partial(native.infill_prompt, host, *texts, body.input_extra, settings.spm_infill))
+        prompt = Lazy(partial(native.infill_prompt, host, *texts, body.input_extra, settings.spm_infill))
         makes: list[Make] = [partial(native.fill, body, prompt, given, i) for i in range(body.n or 1)]
         return await answer(service, request, body, makes, native.NativeForm(service, body, single=True))
 
@@ -72,7 +72,7 @@ def chats(service: Service, request: Request, body: ChatBody) -> list[Make]:
         reason = f"reasoning_effort={body.reasoning_effort!r} is not supported by the model's chat template"
         request.scope["unserved"].note("reasoning_effort", reason)
     arguments = partial(body.arguments, service.settings.sampling, service.settings.template, service.host)
-    given = Once(arguments)
+    given = Lazy(arguments)
     return [partial(_chat, given, i) for i in range(body.n or 1)]
 
 

@@ -8,7 +8,7 @@ from pylongctx._arguments import has_gpu
 from pylongctx._lib import lib
 from pylongctx.chat.template import Templates
 from pylongctx.engine.drafting import DraftModel
-from pylongctx.engine.opening import Opened
+from pylongctx.engine.opening import OpenedModel
 from pylongctx.engine.session import Session
 from pylongctx.llama import Llama
 from pylongctx.methods import Method
@@ -53,7 +53,7 @@ class Host:
         if unknown := arguments.keys() - defaults.keys():
             raise TypeError(f"Llama has no argument {', '.join(sorted(unknown))}")
         given = {**defaults, **arguments, "model_path": model_path}
-        self._opened = Opened(given, n_seq)
+        self._opened = OpenedModel(given, n_seq)
         self.n_seq = n_seq
         self.name = self.model_path = self._opened.path
         self.model = self._opened.model
@@ -85,7 +85,7 @@ class Host:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The identity of saved states, see ``Opened.identity``."""
+        """The identity of saved states, see ``OpenedModel.identity``."""
         return self._opened.identity
 
     @property

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from pylongctx.serve import native
-from pylongctx.serve.answer import Chunks, Make, Once, answer
+from pylongctx.serve.answer import Chunks, Lazy, Make, answer
 from pylongctx.serve.bodies import NativeBody
 from pylongctx.serve.errors import ApiError
 from pylongctx.serve.exchange import Exchange, NamedEvents
@@ -49,7 +49,7 @@ def routes(service: Service) -> APIRouter:
     async def complete(request: Request, stream: bool) -> Response:
         body = await read(request, KoboldBody)
         body.stream, body.max_tokens = stream, MAX_LENGTH if body.max_tokens is None else body.max_tokens
-        given = Once(partial(body.sampling, service.settings.sampling, host))
+        given = Lazy(partial(body.sampling, service.settings.sampling, host))
         makes: list[Make] = [partial(native.complete, body, body.text, given, 0)]
         return await answer(service, request, body, makes, KoboldForm())
 

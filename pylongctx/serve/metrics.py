@@ -44,12 +44,12 @@ class Answers:
 
     def add_job(self, job: Job) -> None:
         """Count a finished completion."""
-        if not (job.started and job.read and job.n_generated):
+        if not (job.started_at and job.prefilled_at and job.n_generated):
             return
-        self._waited.observe(max(0.0, job.started - job.asked))
-        self._first.observe(max(0.0, job.read - job.asked))
-        if job.n_generated > 1 and job.ended:
-            self._token.observe((job.ended - job.read) / (job.n_generated - 1))
+        self._waited.observe(max(0.0, job.started_at - job.created_at))
+        self._first.observe(max(0.0, job.prefilled_at - job.created_at))
+        if job.n_generated > 1 and job.ended_at:
+            self._token.observe((job.ended_at - job.prefilled_at) / (job.n_generated - 1))
 
     def _histogram(self, name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"pylongctx_{name}", help, labels, registry=self.registry, buckets=buckets)

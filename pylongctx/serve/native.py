@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pylongctx.completion import Generation
-from pylongctx.logprobs import Entry
+from pylongctx.logprobs import TokenEntry
 from pylongctx.samplers import SAMPLERS
 from pylongctx.sampling_params import SamplingParams
 from pylongctx.serve.answer import Chunks, seeded
@@ -100,9 +100,9 @@ def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterat
     yield _counts(generation) | end
 
 
-def _parts(generation: Generation) -> Iterator[tuple[str, list[Entry]]]:
+def _parts(generation: Generation) -> Iterator[tuple[str, list[TokenEntry]]]:
     """Yield the parts with text, then the tokens without text, such as those of an incomplete character."""
-    text, entries = "", list[Entry]()
+    text, entries = "", list[TokenEntry]()
     for text, entries in generation.parts():
         if text:
             yield text, entries
@@ -136,7 +136,7 @@ def _collect(body: NativeBody, objects: Iterator[Object]) -> Object:
     return whole
 
 
-def probabilities(entry: Entry) -> Object:
+def probabilities(entry: TokenEntry) -> Object:
     """Return llama-server's object of a token and the most likely ones."""
     own = _probability(entry.token, entry.piece, entry.logprob or 0.0)
     top = zip(entry.top_tokens, entry.top or (), strict=True)
@@ -147,7 +147,7 @@ def _probability(token: int, piece: bytes, logprob: float) -> Object:
     return {"id": token, "token": piece.decode("utf-8", "replace"), "bytes": list(piece), "logprob": logprob}
 
 
-def sampled(entry: Entry) -> Object:
+def sampled(entry: TokenEntry) -> Object:
     """Return the same with the probabilities after all samplers, without tokens that were removed."""
     own = probabilities(entry)
     return _with_prob(own) | {"top_probs": [_with_prob(one) for one in own["top_logprobs"] if one["logprob"] > NEVER]}

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 
 from pylongctx.embeddings import RANK
 from pylongctx.serve import native
-from pylongctx.serve.answer import Make, Once, answer
+from pylongctx.serve.answer import Lazy, Make, answer
 from pylongctx.serve.cards import FOREVER, card_of, parameters
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.fields import Fields, read
@@ -150,8 +150,8 @@ async def _generate(service: Service, request: Request, body: OllamaGenerateBody
         form = OllamaForm(alias, generate_piece, partial(host.tokens, special=False))
         return await answer(service, request, wanted, chats(service, request, wanted), form)
     made = body.native(unserved)
-    prompt = Once(partial(_prompt, service, request, body))
-    given = Once(partial(made.sampling, service.settings.sampling, host))
+    prompt = Lazy(partial(_prompt, service, request, body))
+    given = Lazy(partial(made.sampling, service.settings.sampling, host))
     context = partial(host.tokens, special=False) if body.context else None
     make: Make = partial(native.fill, made, prompt, given, 0)
     return await answer(service, request, made, [make], OllamaForm(alias, generate_piece, context))

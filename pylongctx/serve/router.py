@@ -28,7 +28,7 @@ from pylongctx.serve.fields import json_of
 from pylongctx.serve.metrics import TYPE, Answers, merged
 from pylongctx.serve.ollama_answers import chat_piece, frame, generate_piece
 from pylongctx.serve.service import Settings, fingerprint
-from pylongctx.serve.shelf import OneModel, Shelf, Source
+from pylongctx.serve.shelf import ModelSource, OneModel, Shelf
 from pylongctx.serve.web import INDEX
 
 Object = dict[str, Any]
@@ -67,7 +67,7 @@ class Router:
     answers: Answers = field(default_factory=Answers)
     started: int = field(default_factory=lambda: int(time.time()))
 
-    def source(self, name: Any) -> Source:
+    def source(self, name: Any) -> ModelSource:
         """Return the model of a name, or the only one without a name; ApiError when there is none."""
         if isinstance(self.shelf, OneModel):
             return self.shelf.only
@@ -83,7 +83,7 @@ class Router:
             raise ApiError(404, "not_found_error", reason, "model", "model_not_found")
         return found
 
-    def entry(self, source: Source) -> Object:
+    def entry(self, source: ModelSource) -> Object:
         """Return a model in the form of OpenAI's and llama-server's clients."""
         child = self.children.of(source)
         status: Object = {"value": child.status}
@@ -227,7 +227,7 @@ def _cards(router: Router) -> Iterator[Object]:
             yield card.entry(source.name)
 
 
-def _shown(source: Source) -> Object:
+def _shown(source: ModelSource) -> Object:
     """Return the description of a model that is not loaded."""
     card = source.card
     assert card is not None
@@ -253,7 +253,7 @@ async def _fields(request: Request) -> Mapping[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-async def _named(router: Router, request: Request) -> Source:
+async def _named(router: Router, request: Request) -> ModelSource:
     """Return the model named in a request's body, or else in its URL."""
     fields = await _fields(request)
     name = fields.get("model") or fields.get("name") or request.query_params.get("model")
@@ -272,7 +272,7 @@ async def _forward(router: Router, request: Request) -> Response:
     return Forwarded(router.children, source, await request.body())
 
 
-async def _ended(router: Router, source: Source, request: Request) -> Response | None:
+async def _ended(router: Router, source: ModelSource, request: Request) -> Response | None:
     """Unload a model on request of Ollama's clients: without a prompt and with keep_alive 0."""
     field, piece = ENDS.get(request.url.path, ("", None))
     fields = await _fields(request) if piece else {}
@@ -289,13 +289,13 @@ class Forwarded(Response):
     ----------
     children : Children
         Loads the model.
-    source : Source
+    source : ModelSource
         The model.
     body : bytes
         The body of the request.
     """
 
-    def __init__(self, children: Children, source: Source, body: bytes) -> None:
+    def __init__(self, children: Children, source: ModelSource, body: bytes) -> None:
         super().__init__()
         self._children = children
         self._source = source

@@ -15,7 +15,7 @@ PROJECTOR = "mmproj"  # prefix of files with image projectors of other models
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model that can be loaded.
 
     Attributes
@@ -76,9 +76,9 @@ class Shelf:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two models are called {twice!r}: rename a file")
 
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, ModelSource]:
         """Return all models by name; the first one of those with the same name."""
-        found: dict[str, Source] = {}
+        found: dict[str, ModelSource] = {}
         for word in self._words:
             for source in _sources(word):
                 found.setdefault(source.name, source)
@@ -93,28 +93,28 @@ class OneModel:
     name : str
         Its name for clients.
     word : str
-        See ``Source``.
+        See ``ModelSource``.
     """
 
     def __init__(self, name: str, word: str) -> None:
-        self.only = Source(name, word)
+        self.only = ModelSource(name, word)
 
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, ModelSource]:
         """Return the model by its name."""
         return {self.only.name: self.only}
 
 
-def _sources(word: str) -> Iterator[Source]:
+def _sources(word: str) -> Iterator[ModelSource]:
     path = Path(word)
     if path.is_dir():
         for file in sorted(path.glob("*.gguf")):
             if _is_first(file.name):
-                yield Source(_name(file), str(file))
+                yield ModelSource(_name(file), str(file))
     elif word in CATALOG and not path.is_file():
-        yield Source(word, word)
+        yield ModelSource(word, word)
     elif path.suffix == ".gguf":
         if path.is_file():
-            yield Source(_name(path), word)
+            yield ModelSource(_name(path), word)
     else:
         raise ValueError(f"{word!r} is neither a folder, a .gguf file nor a name that pylongctx get lists")
 

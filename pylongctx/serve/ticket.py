@@ -93,11 +93,11 @@ class Ticket:
 
     def document(self, text: str | None, name: str | None) -> Document:
         """Register a document of the owner, or return the one with a name."""
-        return self._engine.documents.asked(text, name, self._fields.get("owner"))
+        return self._engine.documents.of_request(text, name, self._fields.get("owner"))
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """Write to the log if verbose."""
-        self.host.session.say(message)
+        self.host.session.log(message)
 
     def job(
         self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, text: str = "", **fields: Any
@@ -129,4 +129,4 @@ class Ticket:
 
     def finish(self, job: Job) -> None:
         """End the job, since a stop string may end the answer before the engine does."""
-        self._engine.cancel(job, satisfied=True)
+        self._engine.cancel(job, reader_done=True)

@@ -10,7 +10,7 @@ NAME = re.compile(r"[0-9a-f]{40}(-[0-9a-f]{40})?\.[a-z]+")
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredFile:
     """A file of the folder.
 
     Attributes
@@ -30,7 +30,7 @@ class Entry:
     used: float
 
     @classmethod
-    def of(cls, path: Path) -> "Entry | None":
+    def of(cls, path: Path) -> "StoredFile | None":
         """Return the entry of a file; None when it is not a file of a block, or is gone."""
         if not NAME.fullmatch(path.name):
             return None
@@ -49,19 +49,19 @@ class Link:
     end: int = 0
 
 
-def leaving(entries: Iterable[Entry], links: Mapping[str, Link]) -> list[Entry]:
+def leaving(entries: Iterable[StoredFile], links: Mapping[str, Link]) -> list[StoredFile]:
     """Return files in the order of removal: the least recently used first, a block after all that follow it.
 
     Parameters
     ----------
-    entries : iterable of Entry
+    entries : iterable of StoredFile
         The files.
     links : mapping
         Links by name; a missing name has no previous block.
 
     Returns
     -------
-    list of Entry
+    list of StoredFile
         ``used`` is the last use of any text with the block, so a common prefix of many texts outlives each of them.
     """
     entries = list(entries)

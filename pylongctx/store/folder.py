@@ -11,7 +11,7 @@ from pathlib import Path
 from pylongctx._log import LOG
 from pylongctx.errors import LctxError
 from pylongctx.state import LlamaState, read_identity
-from pylongctx.store.entries import KINDS, Entry, Link, leaving
+from pylongctx.store.entries import KINDS, Link, StoredFile, leaving
 
 TARGET_FILL = 0.9  # fraction of the limit to which an oversized folder is reduced
 UNFINISHED = ".writing."  # prefix of unfinished files, which their writers lock
@@ -106,11 +106,11 @@ class Folder:
                 with suppress(OSError):  # removed, or none of this kind
                     os.utime(self.file(name, kind), ns=(now, now))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StoredFile]:
         """Return all files."""
-        return [entry for path in self.path.glob("??/*.*") if (entry := Entry.of(path)) is not None]
+        return [entry for path in self.path.glob("??/*.*") if (entry := StoredFile.of(path)) is not None]
 
-    def leaving(self, entries: Sequence[Entry] | None = None) -> list[Entry]:
+    def leaving(self, entries: Sequence[StoredFile] | None = None) -> list[StoredFile]:
         """Return all files, or the given ones, in the order of removal."""
         entries = self.entries() if entries is None else entries
         self._links = {entry.name: link for entry in entries if (link := self._link(entry))}
@@ -132,7 +132,7 @@ class Folder:
         total = sum(entry.n_bytes for entry in entries)
         return self._remove(entries, total - int(limit * TARGET_FILL)) if total > limit else 0
 
-    def _remove(self, entries: Sequence[Entry], n_bytes: int) -> int:
+    def _remove(self, entries: Sequence[StoredFile], n_bytes: int) -> int:
         """Remove files in order until ``n_bytes`` are free."""
         n_removed, failure = 0, None
         for entry in self.leaving(entries):
@@ -149,7 +149,7 @@ class Folder:
             raise failure
         return n_removed
 
-    def _link(self, entry: Entry) -> Link | None:
+    def _link(self, entry: StoredFile) -> Link | None:
         """Return the link of a file; None when its header cannot be read."""
         if entry.name in self._links:
             return self._links[entry.name]

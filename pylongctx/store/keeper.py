@@ -54,7 +54,7 @@ class Keeper:
             if self._is_end(end):
                 self._keep_tail(end // BLOCK * BLOCK, end)
         except (LctxError, MemoryError, OSError) as reason:  # the store must never fail an evaluation
-            self._session.say(f"not stored: {reason}")
+            self._session.log(f"not stored: {reason}")
 
     def _is_end(self, n: int) -> bool:
         """Return True if a text ends after ``n`` tokens with known logits and a tail that is worth a file."""

@@ -9,7 +9,7 @@ from typing import Any
 from pylongctx.cli.eval import standard
 from pylongctx.cli.help import command_list
 from pylongctx.cli.parser import Parser
-from pylongctx.eval.registry import TASKS, Entry
+from pylongctx.eval.registry import TASKS, TaskEntry
 
 EPILOG = """pylongctx eval TASK --help shows the options of a task.
 pylongctx matrix runs many tasks and methods."""
@@ -32,7 +32,7 @@ def show_tasks(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_task(parser: Parser, name: str, entry: Entry) -> None:
+def _add_task(parser: Parser, name: str, entry: TaskEntry) -> None:
     if not entry.options:
         standard.add_options(parser, entry)
         return

@@ -11,13 +11,13 @@ from pylongctx._guess import guess
 from pylongctx.cli.arguments import pair, reported
 from pylongctx.cli.eval.common import add_limit, add_run_options, add_seed, add_sharing, evaluate, length_table, show
 from pylongctx.cli.options import add_model_options
-from pylongctx.eval.registry import Entry, task_class
+from pylongctx.eval.registry import TaskEntry, task_class
 
 if TYPE_CHECKING:
     from pylongctx.eval.task import Task
 
 
-def add_options(parser: argparse.ArgumentParser, entry: Entry) -> None:
+def add_options(parser: argparse.ArgumentParser, entry: TaskEntry) -> None:
     """Add the options of a task, with ``--data`` if it reads files."""
     parser.description = f"{entry.help}."
     add_model_options(parser)

@@ -71,7 +71,7 @@ def _contexts(item: Any, where: str) -> list[Any]:
 READERS = {"qa_1": read_squad, "qa_2": read_hotpotqa}
 
 
-class Documents:
+class DocumentQuestions:
     """Draw prompts: question number ``index`` among ``n`` documents."""
 
     def __init__(self, name: str, prompts: dict[str, Any], seed: int, data: str | None) -> None:

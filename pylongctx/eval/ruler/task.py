@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pylongctx.eval.files import check_fields, published, read_json
 from pylongctx.eval.haystack import SYNTHETIC, load_text
-from pylongctx.eval.ruler.documents import READERS, Documents
+from pylongctx.eval.ruler.documents import READERS, DocumentQuestions
 from pylongctx.eval.ruler.niah import KINDS, Niah
 from pylongctx.eval.ruler.sizes import Drawn, draw_all, largest_size
 from pylongctx.eval.ruler.tracking import EXAMPLE_LENGTH, EXAMPLE_STEP, Tracking
@@ -87,7 +87,7 @@ class Ruler(Question):
             frequent = Frequent(prompts, seed, sizes.room)
             n_words = frequent.n_words(sizes.of)
             return (frequent.draw(n_words, sizes.of) for _ in range(self.tests)), lambda: True
-        documents = Documents(self.name, prompts, seed, self.data)
+        documents = DocumentQuestions(self.name, prompts, seed, self.data)
         return self._among_documents(documents, sizes), lambda: documents.exact
 
     @property
@@ -115,7 +115,7 @@ class Ruler(Question):
         n = largest_size(lambda n: sizes.of(common(n)), step, highest, sizes.room)
         yield from draw_all(common, sizes.fits, n, step, self.tests)
 
-    def _among_documents(self, documents: Documents, sizes: _Sizes) -> Iterator[Drawn]:
+    def _among_documents(self, documents: DocumentQuestions, sizes: _Sizes) -> Iterator[Drawn]:
         if self.tests > len(documents):
             raise ValueError(f"--data has {len(documents)} questions, not {self.tests}")
         step = documents.step(sizes.length)

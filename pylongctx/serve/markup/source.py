@@ -21,7 +21,7 @@ BAR = re.compile(r"\\?\|")
 
 
 @dataclass
-class Source:
+class MarkupSource:
     """A text in which formulas are numbers between two private characters.
 
     Attributes
@@ -45,7 +45,7 @@ class Source:
         return formula.as_html(latex, is_display, written)
 
 
-def prepare(text: str) -> Source:
+def prepare(text: str) -> MarkupSource:
     """Return a text whose formulas in ``\\(..\\)``, ``\\[..\\]`` and ``$$..$$`` are taken out, but not those in code.
 
     A bar in code inside a table is escaped, as GitHub's Markdown wants it and models do not write it.
@@ -55,7 +55,7 @@ def prepare(text: str) -> Source:
     >>> prepare(r"so \\(a_1\\)").formulas
     [('\\\\(a_1\\\\)', 'a_1', False)]
     """
-    source = Source()
+    source = MarkupSource()
     clean = text.replace("\r\n", "\n").replace("\0", "\ufffd").replace(OPEN, "\ufffd").replace(CLOSE, "\ufffd")
     parts = [part if is_code else _prose(source, part) for is_code, part in _fenced(clean)]
     source.text = "".join(parts)
@@ -82,7 +82,7 @@ def _fenced(text: str) -> list[tuple[bool, str]]:
     return [*pieces, (bool(fence), "".join(lines))]
 
 
-def _prose(source: Source, text: str) -> str:
+def _prose(source: MarkupSource, text: str) -> str:
     def take(found: "re.Match[str]") -> str:
         group = found.lastindex
         if group is None or not found[group].strip():

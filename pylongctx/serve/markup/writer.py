@@ -12,7 +12,7 @@ from typing import Any
 import pyromark
 
 from pylongctx.serve.markup import code, formula
-from pylongctx.serve.markup.source import CLOSE, OPEN, Source, prepare
+from pylongctx.serve.markup.source import CLOSE, OPEN, MarkupSource, prepare
 
 MAX_DEPTH = 60  # elements in each other
 MAX_TEXT = 400_000  # characters that are rendered
@@ -64,11 +64,11 @@ class Writer:
 
     Parameters
     ----------
-    source : Source
+    source : MarkupSource
         The text.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: MarkupSource) -> None:
         self._source = source
         self._blocks: list[str] = []
         self._parts: list[str] = []  # of the block that is being written
