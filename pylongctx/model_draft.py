@@ -12,6 +12,7 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
 from pylongctx.errors import ContextFull
+from pylongctx.methods.checks import check_int
 from pylongctx.speculative import LlamaDraftModel
 
 CATCH_UP = 256  # tokens that a draft model evaluates at most before it returns to the other requests
@@ -66,10 +67,10 @@ class ModelDraft(LlamaDraftModel):
     adaptive = True
 
     def __init__(self, llm: HasSessions, n_max: int = 3, n_min: int = 0, p_min: float = 0.0) -> None:
-        if n_max < 1 or not 0 <= n_min <= n_max or not 0 <= p_min <= 1:
-            raise ValueError(
-                f"a draft has n_max >= 1, n_min from 0 to n_max, p_min from 0 to 1, not {n_max}, {n_min}, {p_min}"
-            )
+        check_int("n_max", n_max, 1)
+        check_int("n_min", n_min, 0, n_max)
+        if not 0 <= p_min <= 1:
+            raise ValueError(f"p_min must be from 0 to 1, not {p_min}")
         self._llm, self.n_max, self.n_min, self.p_min = llm, n_max, n_min, p_min
         self._used = [0] * len(llm.sessions)  # when each sequence was used last
         self._clock = 0

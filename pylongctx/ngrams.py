@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
+from pylongctx.methods.checks import check_int
 from pylongctx.speculative import LlamaDraftModel
 
 BITS = 22  # of places in the table of NgramModDraft: 16 MiB, as in llama.cpp
@@ -57,8 +58,7 @@ class NgramDraft(LlamaDraftModel):
 
     def __init__(self, size_n: int = 12, size_m: int = 48, min_hits: int = 1, most_common: bool = False) -> None:
         for name, value in (("size_n", size_n), ("size_m", size_m), ("min_hits", min_hits)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+            check_int(name, value, 1)
         self.size_n, self.size_m, self.min_hits, self.most_common = size_n, size_m, min_hits, most_common
 
     def __call__(self, input_ids: Tokens, /, n_max: int | None = None, **kwargs: Any) -> Tokens:
@@ -110,10 +110,9 @@ class NgramModDraft(LlamaDraftModel):
     adaptive = True
 
     def __init__(self, n_match: int = 24, n_max: int = 64, n_min: int = 48) -> None:
-        if n_match < 1 or n_max < 1 or not 0 <= n_min <= n_max:
-            raise ValueError(
-                f"a draft has n_match >= 1, n_max >= 1, n_min from 0 to n_max, not {n_match}, {n_max}, {n_min}"
-            )
+        check_int("n_match", n_match, 1)
+        check_int("n_max", n_max, 1)
+        check_int("n_min", n_min, 0, n_max)
         self.n_match, self.n_max, self.n_min = n_match, n_max, n_min
         self._next = np.full(1 << BITS, EMPTY, np.int32)
         self._n_used = 0
@@ -198,8 +197,7 @@ class NgramCacheDraft(LlamaDraftModel):
     adaptive = True
 
     def __init__(self, n_max: int = 8) -> None:
-        if n_max < 1:
-            raise ValueError(f"n_max must be at least 1, not {n_max}")
+        check_int("n_max", n_max, 1)
         self.n_max = n_max
 
     def __call__(self, input_ids: Tokens, /, n_max: int | None = None, **kwargs: Any) -> Tokens:

@@ -11,6 +11,7 @@ from pylongctx.engine.drafting import DraftRequest, check_model, draft_all, is_a
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import Session
 from pylongctx.errors import ContextFull
+from pylongctx.methods.checks import check_int
 
 PAYS = 2  # windows of text from which reading less is worth a draft
 Tokens = NDArray[np.int32]
@@ -117,8 +118,7 @@ class SelfDraft(LlamaDraftModel):
     adaptive = True
 
     def __init__(self, window: int, n_max: int = 8) -> None:
-        if n_max < 1:
-            raise ValueError(f"n_max must be at least 1, not {n_max}")
+        check_int("n_max", n_max, 1)
         self.window, self.n_max = window, n_max
 
     def __call__(

@@ -226,9 +226,17 @@ def test_texts_have_a_sequence_each(embedded_model):
         assert max(evaluated) < 2 * len(ids)
 
 
-@pytest.mark.parametrize("numbers", [{"n_max": 0}, {"n_min": 4}, {"n_min": -1}, {"p_min": 1.5}])
-def test_numbers_of_a_draft_model(embedded_model, numbers):
-    with new(embedded_model) as small, pytest.raises(ValueError, match="a draft has n_max >= 1"):
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"n_max": 0}, "n_max must be at least 1, not 0"),
+        ({"n_min": 4}, "n_min must be at most 3, not 4"),
+        ({"n_min": -1}, "n_min must be at least 0, not -1"),
+        ({"p_min": 1.5}, "p_min must be from 0 to 1, not 1.5"),
+    ],
+)
+def test_numbers_of_a_draft_model(embedded_model, numbers, message):
+    with new(embedded_model) as small, pytest.raises(ValueError, match=message):
         ModelDraft(small, **numbers)
 
 

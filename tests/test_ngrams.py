@@ -77,10 +77,16 @@ def test_a_table_that_is_full_is_cleared(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "numbers", [{"n_match": 0}, {"n_max": 0, "n_min": 0}, {"n_max": 9, "n_min": 10}, {"n_min": -1}]
+    ("numbers", "message"),
+    [
+        ({"n_match": 0}, "n_match must be at least 1, not 0"),
+        ({"n_max": 0, "n_min": 0}, "n_max must be at least 1, not 0"),
+        ({"n_max": 9, "n_min": 10}, "n_min must be at most 9, not 10"),
+        ({"n_min": -1}, "n_min must be at least 0, not -1"),
+    ],
 )
-def test_numbers_of_the_table(numbers):
-    with pytest.raises(ValueError, match="a draft has n_match >= 1"):
+def test_numbers_of_the_table(numbers, message):
+    with pytest.raises(ValueError, match=message):
         NgramModDraft(**numbers)
 
 
