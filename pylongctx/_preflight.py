@@ -10,9 +10,9 @@ from pylongctx._free import address_room
 from pylongctx._lib import InvalidInput, lib
 from pylongctx._log import LOG
 from pylongctx._plan import ROWS, STEP, Plan, Sizes
+from pylongctx._suggestions import for_longer_context, suggestions
 from pylongctx._tables import table_text
 from pylongctx._units import bytes_text
-from pylongctx._ways_out import for_more, ways_out
 
 PROBE_BYTES = 32 * 2**20  # address space of a model and context without memory; llama.cpp aborts without it
 MIN_N_CTX = 512  # tokens: lower bound for n_ctx=0
@@ -24,7 +24,7 @@ def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], met
     Raises
     ------
     MemoryError
-        When an explicit ``n_ctx`` does not fit, or not even 512 tokens do, with the size of each part and ways out.
+        When an explicit ``n_ctx`` does not fit, or not even 512 tokens do, with the size of each part and suggestions.
     InvalidInput
         When the library refuses the model or the settings.
     """
@@ -65,7 +65,7 @@ def shortened(plan: Plan, longest: int) -> str:
     asked, trained, n_seq = plan.n_ctx(), plan.info.n_ctx_train, plan.settings.get("n_seq_max", 1)
     each = f" for each of {n_seq} sequences" if n_seq > 1 else ""
     wanted = "the trained context" if asked == trained else f"{asked / trained:.2g} times the trained context"
-    ways = ", ".join(for_more(plan, longest))
+    ways = ", ".join(for_longer_context(plan, longest))
     return f"n_ctx is {longest}{each}, the largest that fits into memory, not {asked}, {wanted}; for more: {ways}"
 
 
@@ -77,8 +77,8 @@ def explain(plan: Plan, longest: int) -> str:
     anyway = "preflight=False (--no-preflight): opens it anyway"
     if plan.method:
         anyway += ", for shorter texts: the KV cache is allocated as the text grows"
-    ways = "\n".join(f"- {way}" for way in [*ways_out(plan, longest), anyway])
-    return f"n_ctx {plan.n_ctx()} does not fit into memory:\n{table(plan.sizes())}{note}\nWays out:\n{ways}"
+    ways = "\n".join(f"- {way}" for way in [*suggestions(plan, longest), anyway])
+    return f"n_ctx {plan.n_ctx()} does not fit into memory:\n{table(plan.sizes())}{note}\nSuggestions:\n{ways}"
 
 
 def table(sizes: list[Sizes]) -> str:

@@ -162,7 +162,7 @@ class Llama(ReadingCompleter):
     NotImplementedError
         When an argument requests an unsupported feature.
     MemoryError
-        When model and context do not fit, with a table of the size of each part and ways out.
+        When model and context do not fit, with a table of the size of each part and suggestions.
     ConnectionError
         When a model of the catalogue is missing and cannot be downloaded.
     OSError

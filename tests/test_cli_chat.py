@@ -72,7 +72,7 @@ def test_bytes_that_are_no_text_and_long_lines():
 def test_what_does_not_fit_is_an_error_and_the_rest_is_answered():
     done = run("chat", *YES, "-c", "256", input="long " * 400 + "\nHello?\n/nonsense\n")
     assert done.returncode == 1
-    assert re.search(r"\d+ tokens do not fit into the context of 256; ways out: /clear, .*-c .*/method", done.stderr)
+    assert re.search(r"\d+ tokens do not fit into the context of 256; try /clear, .*-c .*/method", done.stderr)
     assert "there is no command /nonsense" in done.stderr
     assert done.stdout.strip() in ("yes", "no")
     assert "Traceback" not in done.stderr
@@ -130,7 +130,7 @@ def test_a_file_that_does_not_fit_is_told_before(tmp_path):
     (tmp_path / "long").write_text("word " * 900)
     done = run("chat", *YES, input=f"/read {tmp_path}/long\n")
     assert re.search(r"(\d+) tokens of files go before the next message; there is room for 512", done.stderr)
-    assert "the files do not fit; ways out:" in done.stderr
+    assert "the files do not fit; try" in done.stderr
 
 
 def test_methods_change_while_talking(tmp_path):

@@ -12,7 +12,7 @@ from tiny_gguf import make_model, sparse_model
 from pylongctx import Llama, _plan, _preflight
 from pylongctx._lib import lib
 from pylongctx._plan import Plan
-from pylongctx._ways_out import ways_out
+from pylongctx._suggestions import suggestions
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import llama_arguments
 from pylongctx.errors import ContextFull, InvalidInput
@@ -266,7 +266,7 @@ def test_smaller_types_that_fit(embedded_model, free):
     free(12 * MIB)
     with pytest.raises(MemoryError) as reason:
         new(embedded_model, n_ctx=2048, n_ubatch=64, method="full")
-    way = str(reason.value).partition("Ways out:\n")[2].splitlines()[0]
+    way = str(reason.value).partition("Suggestions:\n")[2].splitlines()[0]
     assert re.search(r'^- type_k="q8_0".*: \d+\.\d\d MiB in all instead of 1\d\.\d\d MiB$', way)
     new(embedded_model, n_ctx=2048, n_ubatch=64, type_k="q8_0", type_v="q8_0").close()
 
@@ -283,11 +283,11 @@ def test_what_is_uncertain_is_said(embedded_model, free):
         new(embedded_model, method="corm")
 
 
-def test_a_full_device_names_its_own_ways_out(plan, monkeypatch):
+def test_a_full_device_has_its_own_suggestions(plan, monkeypatch):
     with server() as (endpoint, _), plan("full", {"rpc_servers": endpoint, "n_gpu_layers": 99}, n_ctx=65536) as full:
         monkeypatch.setattr(_plan, "device_free", lambda sizes: 60 * MIB)
         assert not full.fits()
-        shown = "\n".join(ways_out(full, full.longest()))
+        shown = "\n".join(suggestions(full, full.longest()))
         layers = int(re.search(r"n_gpu_layers=(\d) \(-ngl \1\): fits", shown)[1])
         assert 0 < layers < 4
         assert re.search(r"CPU +RPC\d", _preflight.explain(full, 0))

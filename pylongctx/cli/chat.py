@@ -12,7 +12,7 @@ from typing import Any
 
 from pylongctx.cli.arguments import Options, file_text, on_off_auto
 from pylongctx.cli.autosave import Autosave, latest
-from pylongctx.cli.chat_commands import LEAVE, WAYS_OUT, Commands
+from pylongctx.cli.chat_commands import LEAVE, SUGGESTIONS, Commands
 from pylongctx.cli.console import Messages, Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
 from pylongctx.cli.method import short_name
@@ -149,9 +149,9 @@ class Chat(Commands):
             shown = self.output.answer(answer)
         except PromptTooLong as reason:
             sizes = f"{reason.n_tokens} tokens do not fit into the context of {reason.n_ctx}"
-            raise ValueError(f"{sizes}; ways out: {'/drop, ' if self.files else ''}{WAYS_OUT}") from reason
+            raise ValueError(f"{sizes}; try {'/drop, ' if self.files else ''}{SUGGESTIONS}") from reason
         except ContextFull as reason:
-            raise ValueError(f"{reason}; ways out: {WAYS_OUT}") from reason
+            raise ValueError(f"{reason}; try {SUGGESTIONS}") from reason
         turn = self.conversation.turn
         if turn.looped:
             self.output.note(f"stopped: the answer repeats itself; {LOOPS}")
@@ -161,7 +161,7 @@ class Chat(Commands):
             self.output.note("stopped; /regen for another answer")
         elif turn.reason == "length" and self.conversation.full:
             self.output.note(
-                f"the answer was cut off: the context is full, {self.conversation.used}; ways out: {WAYS_OUT}"
+                f"the answer was cut off: the context is full, {self.conversation.used}; try {SUGGESTIONS}"
             )
         if self.args.show_timings is not False:
             self.output.note(f"{turn}; {self.conversation.used}")

@@ -12,26 +12,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pylongctx._units import bytes_text
-from pylongctx.cli.arguments import number
+from pylongctx.cli.arguments import integer, number
 from pylongctx.cli.console import Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
 from pylongctx.cli.method import name_of, read_method, with_method
 from pylongctx.cli.options import open_llama
 from pylongctx.files import read_file
+from pylongctx.sampling_params import KEYWORDS, NUMBERS
 
 if TYPE_CHECKING:
     from pylongctx.engine.compress import CompressionReport
 
 MAX_FILES = 100  # per /glob
-WAYS_OUT = (
+SUGGESTIONS = (
     "/clear, a shorter message, a larger -c or --kv-limit, --overflow evict_middle, "
     "or a method that holds more: /method"
 )
 # the settings of /set, and how their values are parsed
 SETTINGS: dict[str, Callable[[str], float]] = {
-    **dict.fromkeys(("temperature", "top_p", "min_p", "typical_p", "repeat_penalty"), number),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "xtc_probability", "dry_multiplier"), number),
-    **dict.fromkeys(("top_k", "seed", "max_tokens"), int),
+    **{one.keyword: integer if one.kind is int else number for one in NUMBERS if one.keyword in KEYWORDS},
+    **dict.fromkeys(("seed", "max_tokens"), integer),
 }
 REPLAYS = 2.5  # time of a compression, in prefills
 LEAVE = ("exit", "quit", "bye")
@@ -138,7 +138,7 @@ class Commands(ABC):
         else:
             try:
                 self.conversation.arguments[name] = SETTINGS[name](value)
-            except (ValueError, argparse.ArgumentTypeError):
+            except ValueError:
                 raise ValueError(f"{name} must be a number, not {value!r}") from None
         self.output.note(f"{name} {value}")
 
@@ -194,7 +194,7 @@ class Commands(ABC):
         n = conversation.count("".join(text for _, text in self.files))
         self.output.note(f"{n} tokens of files go before the next message; there is room for {room}")
         if n >= room:
-            self.output.note(f"the files do not fit; ways out: /drop, {WAYS_OUT}")
+            self.output.note(f"the files do not fit; try /drop, {SUGGESTIONS}")
 
     def _file(self, name: str) -> str:
         file = read_file(name)

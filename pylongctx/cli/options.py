@@ -121,32 +121,38 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
     add("-fit", "--fit", parse=switched, metavar="on|off", env="LLAMA_ARG_FIT", help="same as --preflight")
     parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}", help=argparse.SUPPRESS)
-    reading = Options(parser, "long context")
-    add_method_options(reading)
-    # before --overflow: both set one value, and only the first has a variable
-    no_shift, env = ("--no-context-shift",), "LLAMA_ARG_CONTEXT_SHIFT"
-    help = "same as --overflow evict_middle"
-    reading.switch("--context-shift", off=no_shift, env=env, help=help, dest="overflow")
-    help = "how to handle a text that does not fit into the context (error)"
-    reading.add("--overflow", parse=one_of(OVERFLOWS), metavar="|".join(OVERFLOWS), help=help)
-    reading.add(
-        "--kv-store", metavar="FOLDER", help="folder that stores KV caches, so that each prefix is prefilled once (off)"
-    )
-    reading.add("--kv-store-limit", parse=mib, metavar="MIB", help="size limit of that folder in MiB (20480)")
-    help = "store the first words of each text, for pylongctx kv ls (on)"
-    reading.switch("--kv-store-words", off=("--no-kv-store-words",), help=help, dest="kv_store_words")
-    devices = Options(parser, "devices")
-    _add_devices(devices)
-    add_tensor_options(devices)
-    help = "run operations on host tensors on the GPU (llama.cpp's default)"
-    devices.switch("--op-offload", off=("--no-op-offload",), help=help, dest="op_offload")
-    off = ("-nkvo", "--no-kv-offload")
-    devices.switch(
-        "-kvo", off=off, env="LLAMA_ARG_KV_OFFLOAD", help="keep K and V on the device of their layer (on)", dest="kvo"
-    )
+    _add_long_context(Options(parser, "long context"))
+    _add_all_devices(Options(parser, "devices"))
     add_rope_options(Options(parser, "positions"), extended=True)
     add_draft_options(parser)
     refuse_options(Options(parser))
+
+
+def _add_long_context(options: Options) -> None:
+    add_method_options(options)
+    # before --overflow: both set one value, and only the first has a variable
+    no_shift, env = ("--no-context-shift",), "LLAMA_ARG_CONTEXT_SHIFT"
+    help = "same as --overflow evict_middle"
+    options.switch("--context-shift", off=no_shift, env=env, help=help, dest="overflow")
+    help = "how to handle a text that does not fit into the context (error)"
+    options.add("--overflow", parse=one_of(OVERFLOWS), metavar="|".join(OVERFLOWS), help=help)
+    options.add(
+        "--kv-store", metavar="FOLDER", help="folder that stores KV caches, so that each prefix is prefilled once (off)"
+    )
+    options.add("--kv-store-limit", parse=mib, metavar="MIB", help="size limit of that folder in MiB (20480)")
+    help = "store the first words of each text, for pylongctx kv ls (on)"
+    options.switch("--kv-store-words", off=("--no-kv-store-words",), help=help, dest="kv_store_words")
+
+
+def _add_all_devices(options: Options) -> None:
+    _add_devices(options)
+    add_tensor_options(options)
+    help = "run operations on host tensors on the GPU (llama.cpp's default)"
+    options.switch("--op-offload", off=("--no-op-offload",), help=help, dest="op_offload")
+    off = ("-nkvo", "--no-kv-offload")
+    options.switch(
+        "-kvo", off=off, env="LLAMA_ARG_KV_OFFLOAD", help="keep K and V on the device of their layer (on)", dest="kvo"
+    )
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:

@@ -12,10 +12,10 @@ MAX_SHOWN = 4
 BASES = [cls.name for cls in CLASSES if cls.role == "base"]
 SMALL_TYPE, SMALL_BATCH = "q8_0", 128  # the smallest with almost no loss
 
-Way = tuple[bool, str]  # whether it suffices, and what to do
+Suggestion = tuple[bool, str]  # whether it suffices, and what to do
 
 
-def ways_out(plan: Plan, longest: int) -> list[str]:
+def suggestions(plan: Plan, longest: int) -> list[str]:
     """Return changes of the arguments, sufficient ones first; ``longest`` is the largest n_ctx that fits."""
     sizes = plan.sizes()
     if any(size.free is not None and size.weights > size.free for size in sizes):
@@ -32,7 +32,7 @@ def ways_out(plan: Plan, longest: int) -> list[str]:
     return [way for _, way in sorted(ways, key=lambda way: not way[0])][:MAX_SHOWN]
 
 
-def for_more(plan: Plan, longest: int) -> Iterator[str]:
+def for_longer_context(plan: Plan, longest: int) -> Iterator[str]:
     """Yield short suggestions for a context longer than ``longest``, which fits without changes."""
     small = lib.lctx_type_from_name(SMALL_TYPE.encode())
     n = plan.longest(type_k=small, type_v=small)
@@ -49,7 +49,7 @@ def _sum(sizes: list[Sizes]) -> int:
     return sum(size.total for size in sizes)
 
 
-def _changed(plan: Plan, what: str, sum_is: str = "in all", **changes: Any) -> Iterator[Way]:
+def _changed(plan: Plan, what: str, sum_is: str = "in all", **changes: Any) -> Iterator[Suggestion]:
     """Yield the total after a change, if it becomes smaller."""
     try:
         after = plan.sizes(**changes)
@@ -62,24 +62,24 @@ def _changed(plan: Plan, what: str, sum_is: str = "in all", **changes: Any) -> I
         yield enough, f"{what}: {numbers}" + ("" if enough else ", which alone is not enough")
 
 
-def _smaller_types(plan: Plan) -> Iterator[Way]:
+def _smaller_types(plan: Plan) -> Iterator[Suggestion]:
     small = lib.lctx_type_from_name(SMALL_TYPE.encode())
     what = f'type_k="{SMALL_TYPE}", type_v="{SMALL_TYPE}" (-ctk {SMALL_TYPE} -ctv {SMALL_TYPE})'
     yield from _changed(plan, what, type_k=small, type_v=small)
 
 
-def _smaller_batch(plan: Plan) -> Iterator[Way]:
+def _smaller_batch(plan: Plan) -> Iterator[Suggestion]:
     what = f"n_ubatch={SMALL_BATCH} (-ub {SMALL_BATCH})"
     if plan.settings["n_ubatch"] > SMALL_BATCH:
         yield from _changed(plan, what, n_ubatch=SMALL_BATCH)
 
 
-def _fewer_tokens(plan: Plan, longest: int) -> Iterator[Way]:
+def _fewer_tokens(plan: Plan, longest: int) -> Iterator[Suggestion]:
     if longest > 0:
         yield True, f"n_ctx={longest} (-c {longest}): fits"
 
 
-def _elsewhere(plan: Plan) -> Iterator[Way]:
+def _elsewhere(plan: Plan) -> Iterator[Suggestion]:
     """Yield ways to free device memory: the KV cache or layers in host memory."""
     if all(size.fits for size in plan.sizes()[1:]):
         return
@@ -101,7 +101,7 @@ def _most_layers(plan: Plan) -> int:
     return most(min(plan.model_settings["n_gpu_layers"], plan.info.n_layer), works)
 
 
-def _limited(plan: Plan) -> Iterator[Way]:
+def _limited(plan: Plan) -> Iterator[Suggestion]:
     """Yield the largest KV limit that fits into host memory."""
     host = plan.sizes()[0]
     if not plan.method or plan.settings["kv_limit"] or host.fits or host.free is None:
@@ -114,7 +114,7 @@ def _limited(plan: Plan) -> Iterator[Way]:
         yield True, f"kv_limit={limit} (--kv-limit {mib}): same n_ctx, of which about {n} tokens are usable"
 
 
-def _fewer_rows(plan: Plan) -> Iterator[Way]:
+def _fewer_rows(plan: Plan) -> Iterator[Suggestion]:
     """Yield an eviction rule."""
     if method := _with_corm(plan):
         yield from _changed(plan, f'method="{method}"', "at least", method=method)
