@@ -20,7 +20,7 @@ SAMPLE = "It was <s> the 1st\n\n\tof \u00e9\u20ac\U0001f600 ".encode() + bytes(r
 SIZES = 4096  # bytes, more than an lctx_sizes has
 
 
-class Library:
+class GuardedLibrary:
     """The functions of the library that a worker calls."""
 
     def __init__(self, path: str) -> None:
@@ -109,7 +109,7 @@ def limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (most if first == resource.RLIM_INFINITY else min(most, first), hard))
 
 
-def answer(library: Library, most_text: int) -> tuple[bool, bytes]:
+def answer(library: GuardedLibrary, most_text: int) -> tuple[bool, bytes]:
     """Run the call read from stdin."""
     seconds, n = struct.unpack("<QQ", read(16))
     limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + seconds)
@@ -135,7 +135,7 @@ def main() -> None:
     """Answer calls until stdin ends."""
     path, memory, most_text = sys.argv[1], *map(int, sys.argv[2:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main program handles Ctrl-C
-    library = Library(path)
+    library = GuardedLibrary(path)
     with open("/proc/self/statm", encoding="ascii") as sizes:
         limit(resource.RLIMIT_AS, int(sizes.read().split()[0]) * resource.getpagesize() + memory)
     limit(resource.RLIMIT_CORE, 0)

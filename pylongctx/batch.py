@@ -19,7 +19,7 @@ class Answered(NamedTuple):
     generation: Generation
 
 
-class Running:
+class RunningAnswer:
     """A running answer among others.
 
     Parameters
@@ -66,7 +66,7 @@ def complete_together(
         Called after each answer with the number of answered prompts.
     """
     waiting, n_taken = iter(generations), 0
-    running: dict[int, Running] = {}
+    running: dict[int, RunningAnswer] = {}
     found: dict[int, Answered] = {}
     solo.release()
     solo.session.context.abort = False
@@ -74,7 +74,7 @@ def complete_together(
         while True:
             for generation in _next(waiting, QUEUED * len(solo.engine.slots) - len(running)):
                 solo.start(generation.job)
-                running[n_taken] = Running(generation)
+                running[n_taken] = RunningAnswer(generation)
                 n_taken += 1
             if not running:
                 return [found[i] for i in range(n_taken)]

@@ -12,7 +12,7 @@ from needs import lacks
 
 from pylongctx.bench import engines, programs, record, runner
 from pylongctx.bench.case import Case
-from pylongctx.bench.worker import Running
+from pylongctx.bench.worker import BenchRun
 from pylongctx.cli import main
 
 CORM = "corm,window=8,recent=8,evict_every=8"
@@ -85,7 +85,7 @@ def test_a_process_that_dies_is_a_record(embedded_model):
 
 @pytest.mark.parametrize("method", ["full", "selfextend,group_size=2,neighbor_window=8", CORM])
 def test_every_repetition_starts_from_the_depth(embedded_model, method):
-    running = Running(
+    running = BenchRun(
         Case(str(embedded_model), 8, 3, n_depth=40, n_ubatch=16, n_threads=1, n_gpu_layers=0), method, warmup=True
     )
     rows = []

@@ -7,7 +7,7 @@ from chat_templates import TAGGED, THINKING, TOOLS
 from llamas import new, script
 from schemas import object_of, text
 
-from pylongctx.chat.places import Tools, may_be_text
+from pylongctx.chat.places import PlacedTools, may_be_text
 
 USER = [{"role": "user", "content": "Look it up."}]
 WILD = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 1500}
@@ -114,7 +114,7 @@ def test_the_prompt_shows_the_tools_as_they_are(model):
 
 
 def test_calls_that_follow_no_schema_are_named():
-    assert Tools([tool(strict=True)]).nowhere().gaps == ["look_up: this chat template enforces no schema"]
+    assert PlacedTools([tool(strict=True)]).nowhere().gaps == ["look_up: this chat template enforces no schema"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Who imports whom: no cycles and no private parts of other modules in pylongctx, and the script finds both."""
 
+import ast
 import subprocess
 import sys
+from collections import Counter
 
 import module_map
 import pytest
@@ -74,3 +76,14 @@ def test_the_command_fails_on_a_cycle(tmp_path, modules):
     assert "cycle: pylongctx.one pylongctx.two" in done.stdout
     assert "6 modules, 4 arrows, 1 cycles, 4 private accesses" in done.stdout
     assert subprocess.run(command, capture_output=True).returncode == 0
+
+
+def test_public_classes_have_distinct_names():
+    """Only the drop-in class has the name of another one."""
+    found = Counter(
+        node.name
+        for path in (module_map.ROOT / "pylongctx").rglob("*.py")
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in found.items() if count > 1] == ["Llama"]

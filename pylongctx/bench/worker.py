@@ -18,7 +18,7 @@ from pylongctx.bench.case import Case
 from pylongctx.llama import Llama
 
 
-class Running:
+class BenchRun:
     """An open model that runs one test repeatedly from the same depth.
 
     Parameters
@@ -119,7 +119,7 @@ def main() -> None:
 
     try:
         setup = json.loads(sys.stdin.readline())
-        test = Running(Case(**setup["case"]), setup["method"], setup["warmup"])
+        test = BenchRun(Case(**setup["case"]), setup["method"], setup["warmup"])
         answer(test.facts())
         for _ in sys.stdin:
             answer(test.run())

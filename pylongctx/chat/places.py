@@ -30,7 +30,7 @@ def has_places(answer: Mapping[str, Any]) -> bool:
     return bool(answer["constraint"]) and LITERAL.search(answer["constraint"]["grammar"]) is not None
 
 
-class Tools:
+class PlacedTools:
     """The tools of a request, with placeholders for their parameters.
 
     Parameters
@@ -57,13 +57,13 @@ class Tools:
         self.refusal = ""
         self._tools = [tool["function"] for tool in tools]
 
-    def whole(self) -> "Tools":
+    def whole(self) -> "PlacedTools":
         """Give each tool one placeholder: its call has the arguments as one JSON value."""
         for function in self._tools:
             self._add(function, self._place(function, function["parameters"], ""))
         return self
 
-    def by_parameter(self) -> "Tools":
+    def by_parameter(self) -> "PlacedTools":
         """Give each parameter a placeholder: a call lists them separately, with strings as plain text."""
         for function in self._tools:
             schema = function["parameters"]
@@ -80,7 +80,7 @@ class Tools:
             self._add(function, {"type": "object", "properties": parts, "required": required})
         return self
 
-    def nowhere(self) -> "Tools":
+    def nowhere(self) -> "PlacedTools":
         """Record that this chat template does not constrain calls, including strict ones."""
         self.gaps = [f"{function['name']}: this chat template enforces no schema" for function in self._tools]
         return self

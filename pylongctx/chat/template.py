@@ -12,7 +12,7 @@ from pylongctx._log import LOG
 from pylongctx.chat import formats
 from pylongctx.chat.handlers import registered_handler
 from pylongctx.chat.parser import AnswerParser
-from pylongctx.chat.places import Tools, has_places, place, with_places
+from pylongctx.chat.places import PlacedTools, has_places, place, with_places
 from pylongctx.engine.model import Model
 from pylongctx.schema import hold, warn_of
 
@@ -127,13 +127,13 @@ class ChatTemplate:
     def _with_tools(self, request: Mapping[str, Any]) -> Rendered:
         """Render a request with the original tools in the prompt and placeholders in the grammar."""
         prompt = self._apply({**request, "tool_choice": "none"})["prompt"]
-        tools = Tools(request["tools"]).whole()
+        tools = PlacedTools(request["tools"]).whole()
         answer = self._apply({**request, "tools": tools.marked})
         if not has_places(answer):
-            tools = Tools(request["tools"]).by_parameter()
+            tools = PlacedTools(request["tools"]).by_parameter()
             answer = self._apply({**request, "tools": tools.marked})
         if not has_places(answer):
-            tools, answer = Tools(request["tools"]).nowhere(), self._apply(request)
+            tools, answer = PlacedTools(request["tools"]).nowhere(), self._apply(request)
         if tools.refusal:
             raise ValueError(tools.refusal)
         warn_of(tools.gaps)

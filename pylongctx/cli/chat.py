@@ -62,10 +62,10 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Chat until the end of the input; returns 1 when a scripted message could not be answered."""
-    return Chat(args, Output(args.color, args.markdown is not False)).run()
+    return ChatLoop(args, Output(args.color, args.markdown is not False)).run()
 
 
-class Chat(Commands):
+class ChatLoop(Commands):
     """The loop: messages and commands in, answers and notes out."""
 
     def __init__(self, args: argparse.Namespace, output: Output) -> None:

@@ -22,7 +22,7 @@ from pylongctx.engine.share import Share, divide, keep_guess
 from pylongctx.engine.slots import Slot, choose, forerunner
 from pylongctx.engine.tracer import Tracer
 from pylongctx.errors import Aborted, ContextFull, DeviceLost, LctxError
-from pylongctx.store.library import Library
+from pylongctx.store.library import StoredTexts
 
 Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
 
@@ -36,7 +36,7 @@ class Engine:
     ----------
     sessions : list of Session
         The sequences of one context, one slot each.
-    library : Library or None
+    library : StoredTexts or None
         The KV store, a source of prompts.
     states : sequence of Source
         Sources of prompts in addition to sequences and the store.
@@ -49,7 +49,7 @@ class Engine:
     def __init__(
         self,
         sessions: list[Session],
-        library: Library | None = None,
+        library: StoredTexts | None = None,
         states: Sequence[Source] = (),
         wake: Callable[[], None] = lambda: None,
         step_seconds: float | None = None,

@@ -24,7 +24,7 @@ from pylongctx.errors import LctxError, ModelRefused
 from pylongctx.lora import Adapters
 from pylongctx.methods import DualChunk, Full, LongHeads, Method, parse
 from pylongctx.speculative import DraftChain, SelfDraft
-from pylongctx.store.library import Library
+from pylongctx.store.library import StoredTexts
 from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
 AUTO = "auto"  # full attention on pylongctx's KV cache, or on llama.cpp's own if the model is not supported
@@ -52,7 +52,7 @@ class OpenedModel:
         The sequences; none with ``vocab_only``.
     store : KVStore or None
         The KV store.
-    library : Library or None
+    library : StoredTexts or None
         The interface of the store for the engine.
     draft_model : callable or None
         What drafts: the given draft model, then the model itself.
@@ -90,7 +90,7 @@ class OpenedModel:
         check_draft(given["draft_model"], parse(spec) if spec else None)
         kept = arguments.store_settings(given, DEFAULT_LIMIT)
         self.store: KVStore | None = None
-        self.library: Library | None = None
+        self.library: StoredTexts | None = None
         self.context: Context | None = None
         if given["vocab_only"]:
             self._set_log_level()
@@ -147,7 +147,7 @@ class OpenedModel:
     def _open_store(self, context: Context, folder: str, limit: int, words: bool) -> None:
         self.store = KVStore(folder, limit, lambda: self.row_identity, self.files.weights, words)
         self.files.prepare()
-        self.library = Library(self.store, context)
+        self.library = StoredTexts(self.store, context)
         for session in self.sessions:
             session.watchers.append(self.library.keeper(session))
 

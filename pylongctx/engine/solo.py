@@ -16,7 +16,7 @@ from pylongctx.engine.session import Session
 from pylongctx.engine.states import States
 from pylongctx.sampling import Sampler
 from pylongctx.sampling_params import SamplingParams
-from pylongctx.store.library import Library
+from pylongctx.store.library import StoredTexts
 
 FIRST_SEQUENCE = 0  # the sequence of ``Llama.session``
 
@@ -34,7 +34,7 @@ class Solo:
         Sources for prompts of the first sequence.
     draft_model : callable or None
         Drafts tokens, which are evaluated in one batch.
-    library : Library or None
+    library : StoredTexts or None
         The KV store, a source of prompts.
     """
 
@@ -43,7 +43,7 @@ class Solo:
         sessions: list[Session],
         states: States,
         draft_model: DraftModel | None = None,
-        library: Library | None = None,
+        library: StoredTexts | None = None,
     ) -> None:
         self.session = sessions[0]
         self.states = states

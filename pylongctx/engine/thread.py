@@ -11,7 +11,7 @@ from pylongctx.engine.engine import Engine, Snapshot
 from pylongctx.engine.job import Cancelled, Job
 from pylongctx.engine.session import Session
 from pylongctx.errors import DeviceLost
-from pylongctx.store.library import Library
+from pylongctx.store.library import StoredTexts
 
 Result = TypeVar("Result")
 
@@ -25,7 +25,7 @@ class EngineThread:
     ----------
     sessions : list of Session
         The sequences, which must outlive this object.
-    library : Library or None
+    library : StoredTexts or None
         The KV store, a source of prompts.
     step_seconds : float or None
         Time limit of a step with both answers and prompts; None: no limit.
@@ -41,7 +41,7 @@ class EngineThread:
     """
 
     def __init__(
-        self, sessions: list[Session], library: Library | None = None, step_seconds: float | None = None
+        self, sessions: list[Session], library: StoredTexts | None = None, step_seconds: float | None = None
     ) -> None:
         engine = self._engine = Engine(sessions, library, wake=self._notify, step_seconds=step_seconds)
         self.context, self.slots, self.counters = engine.context, engine.slots, engine.counters

@@ -133,7 +133,7 @@ class Bamboo(Question):
 
 
 @dataclass(frozen=True)
-class Program:
+class ProgramParts:
     """What runs before and after a completion, and the names that BAMBOO replaced: old by new."""
 
     before: str
@@ -142,7 +142,7 @@ class Program:
 
 
 @cache
-def programs(data: str, repository: str) -> dict[str, Program]:
+def programs(data: str, repository: str) -> dict[str, ProgramParts]:
     """Return the programs of a file's tasks, with the prompts that BAMBOO had before it replaced names.
 
     Raises
@@ -159,7 +159,7 @@ def programs(data: str, repository: str) -> dict[str, Program]:
         task, asked = row["task_id"], "" if row["entry_point"] == "none" else row["entry_point"]
         if task not in plain:
             raise ValueError(f"{file} has no task {task!r}, {data} has")
-        found[task] = Program(plain[task], f"\n{row['test']}\ncheck({asked})\n", tables[family(task)])
+        found[task] = ProgramParts(plain[task], f"\n{row['test']}\ncheck({asked})\n", tables[family(task)])
     return found
 
 

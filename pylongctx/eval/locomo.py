@@ -119,7 +119,7 @@ class LoCoMo(Question):
 
 
 @dataclass(frozen=True)
-class Chat:
+class LongChat:
     """A chat and the questions about it.
 
     Attributes
@@ -145,7 +145,7 @@ class Chat:
         return "".join(parts)
 
 
-def read_chats(path: str) -> dict[str, Chat]:
+def read_chats(path: str) -> dict[str, LongChat]:
     """Return the chats of a zip archive, a folder or a file by their names.
 
     Raises
@@ -168,7 +168,7 @@ def read_chats(path: str) -> dict[str, Chat]:
     return {name: _chat(item, f"{path}, chat {name}") for name, item in items.items()}
 
 
-def _chat(item: Any, where: str) -> Chat:
+def _chat(item: Any, where: str) -> LongChat:
     asked = check_fields(item, {"qa": list}, where)["qa"]
     for i, qa in enumerate(asked, 1):
         category = check_fields(qa, ASKED, f"{where}, question {i}")["category"]
@@ -184,10 +184,10 @@ def _chat(item: Any, where: str) -> Chat:
             check_fields(said, SAID, f"{where}, {session}")
             shared = f" [shares {said['blip_caption']}]" if said.get("blip_caption") else ""
             turns.append((heading, f'{said["speaker"]} said, "{said["text"]}"{shared}\n'))
-    return Chat(texts["start"].format(talk["speaker_a"], talk["speaker_b"]), turns, asked)
+    return LongChat(texts["start"].format(talk["speaker_a"], talk["speaker_b"]), turns, asked)
 
 
-def kept(vocabulary: Vocabulary, chat: Chat, asked: Sequence[Sample], length: int) -> list[Sample]:
+def kept(vocabulary: Vocabulary, chat: LongChat, asked: Sequence[Sample], length: int) -> list[Sample]:
     """Return questions after as many of the last turns of a chat as leave room for each of them.
 
     Raises

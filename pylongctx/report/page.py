@@ -31,7 +31,7 @@ figure { margin: 2.5rem 0; } figure img { max-width: 100%; } figcaption { color:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Image:
     """A picture in files."""
 
     caption: str
@@ -79,9 +79,9 @@ def write_report(folder: str | Path, out: str | Path | None = None, draw: bool =
     return paths
 
 
-def _draw(evidence: Evidence, stem: Path) -> Iterator[Shown]:
+def _draw(evidence: Evidence, stem: Path) -> Iterator[Image]:
     for picture in pictures(evidence):
-        yield Shown(picture.caption, *save(picture.figure, stem / picture.name))
+        yield Image(picture.caption, *save(picture.figure, stem / picture.name))
 
 
 def _facts(evidence: Evidence) -> list[str]:
@@ -97,7 +97,7 @@ def _heading(model: str) -> str:
     return f"{model}: a check of the methods" if is_embedded(model) else model
 
 
-def _markdown(evidence: Evidence, tables: dict[str, list[Grid]], shown: dict[str, list[Shown]], folder: Path) -> str:
+def _markdown(evidence: Evidence, tables: dict[str, list[Grid]], shown: dict[str, list[Image]], folder: Path) -> str:
     parts = [f"# {TITLE}", "\n".join(f"- {line}" for line in _facts(evidence))]
     for model in evidence.models:
         parts += [f"## {_heading(model)}", *(grid.markdown() for grid in tables[model])]
@@ -105,7 +105,7 @@ def _markdown(evidence: Evidence, tables: dict[str, list[Grid]], shown: dict[str
     return "\n\n".join([*parts, choices_grid(evidence).markdown()]) + "\n"
 
 
-def _html(evidence: Evidence, tables: dict[str, list[Grid]], shown: dict[str, list[Shown]]) -> str:
+def _html(evidence: Evidence, tables: dict[str, list[Grid]], shown: dict[str, list[Image]]) -> str:
     facts = "".join(f"<li>{escape(line)}</li>" for line in _facts(evidence))
     parts = [f"<h1>{TITLE}</h1><ul>{facts}</ul>"]
     for model in evidence.models:

@@ -42,7 +42,7 @@ def _also(*names: str, **limits: Any) -> Any:
     return Field(None, validation_alias=AliasChoices(*names), **limits)
 
 
-class StreamOptions(Open):
+class StreamOptionsBody(Open):
     """OpenAI's ``stream_options``."""
 
     include_usage: bool = False
@@ -66,7 +66,7 @@ class Generate(Sampled):
     """Fields of all kinds of completions; None is the default of Llama or of the server."""
 
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptionsBody | None = None
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)

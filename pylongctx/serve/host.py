@@ -13,7 +13,7 @@ from pylongctx.engine.session import Session
 from pylongctx.llama import Llama
 from pylongctx.methods import Method
 from pylongctx.store import KVStore
-from pylongctx.store.library import Library
+from pylongctx.store.library import StoredTexts
 
 Prompt = str | list[int | str]  # a text, or tokens with texts between them
 
@@ -143,7 +143,7 @@ class Host:
         return self._opened.store
 
     @property
-    def library(self) -> Library | None:
+    def library(self) -> StoredTexts | None:
         """The store's interface for the engine, or None."""
         return self._opened.library
 

@@ -23,13 +23,13 @@ ONE_TEXT = {
 
 
 @dataclass
-class Tools:
+class RequestTools:
     """The tools of a request as functions, with their original kinds.
 
     Attributes
     ----------
     functions : list of dict
-        Tools of a chat.
+        RequestTools of a chat.
     custom : set of str
         Names of functions made from custom tools.
     namespaces : dict

@@ -14,7 +14,7 @@ from pylongctx.serve.bodies import ChatBody, Extension
 from pylongctx.serve.exchange import Exchange, NamedEvents
 from pylongctx.serve.fields import Fields, Open, Unserved, load, read
 from pylongctx.serve.generate import chats, count_tokens
-from pylongctx.serve.items import Tools, chat_messages
+from pylongctx.serve.items import RequestTools, chat_messages
 from pylongctx.serve.service import Service
 
 NAMES = {"thinking": "rs", "text": "msg", "call": "fc", "custom": "ctc"}
@@ -72,9 +72,9 @@ class ResponsesBody(Fields):
     longctx: Extension = Extension()
 
     @cached_property
-    def functions(self) -> Tools:
+    def functions(self) -> RequestTools:
         """The tools as functions, set by ``chat``."""
-        return Tools()
+        return RequestTools()
 
     def chat(self, unserved: Unserved) -> ChatBody:
         """Return the equivalent request for the route of chats."""
@@ -219,11 +219,11 @@ class OutputBlocks(Blocks):
 
     Parameters
     ----------
-    tools : Tools
+    tools : RequestTools
         The original kinds of the functions that the model may call.
     """
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: RequestTools) -> None:
         super().__init__()
         self._tools = tools
         self._names: dict[int, str] = {}

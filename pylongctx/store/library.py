@@ -22,7 +22,7 @@ from pylongctx.store.store import KVStore
 from pylongctx.store.words import shown
 
 
-class Library:
+class StoredTexts:
     """The texts of one model and context in a store.
 
     Parameters

@@ -19,7 +19,7 @@ EXAMPLE_VALUE = "12345"
 
 
 @dataclass(frozen=True)
-class Shown(Drawn):
+class WithExample(Drawn):
     """A prompt before which a solved example stands."""
 
     example: str = ""
@@ -58,7 +58,7 @@ class Tracking:
     def _number(self) -> str:
         return str(self._state.randint(10000, 99999))
 
-    def __call__(self, n: int) -> Shown:
+    def __call__(self, n: int) -> WithExample:
         """Return a prompt with ``n`` lines of haystack, without the example."""
         names = self._names(5 if self.example else 3)
         value = self._number() if self.example else EXAMPLE_VALUE
@@ -69,9 +69,9 @@ class Tracking:
             lines.insert(place + i, chain[i])
         context = "\n".join(lines).replace(". \n", ".\n")
         fields = {"context": context, "query": value, "num_v": N_HOPS + 1}
-        return Shown(self._template.format(**fields), self._prefix.format(**fields), names)
+        return WithExample(self._template.format(**fields), self._prefix.format(**fields), names)
 
-    def shown(self, n: int) -> Shown:
+    def shown(self, n: int) -> WithExample:
         """Return a prompt after the example, whose names and value are drawn anew."""
         drawn, example = self(n), self.example
         for name in example.split()[-N_HOPS - 1 :]:
