@@ -12,7 +12,7 @@ MINIMUM = {"budget": 1, "recent": 0, "window": 1, "evict_every": 1}
 class BudgetRule(Method):
     """The base of rules that keep a budget of keys per layer and KV head; a rule declares the options that it has.
 
-    Parameters
+    Attributes
     ----------
     budget : int or None
         Keys left by an eviction; up to ``evict_every`` more are held until the next one. None: a quarter of the
