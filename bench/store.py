@@ -179,7 +179,7 @@ class Pair:
         store = self.host.store
         assert store is not None
         store.flush()
-        self.engine.erase(0).result()
+        self.engine.erase(0, None).result()
 
     def large(self) -> Job:
         return self.ask(0, self.n_large, 0, 0)
@@ -195,7 +195,7 @@ class Pair:
         self.engine.cancel(job)
         while self.engine.n_busy:
             time.sleep(0.001)
-        self.engine.erase(0).result()
+        self.engine.erase(0, None).result()
         return found
 
 
