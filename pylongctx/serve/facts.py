@@ -22,7 +22,6 @@ def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
     host, engine = service.host, service.engine
-    info = host.model.info
 
     async def ask(function: Any) -> Any:
         """Run a function between two steps of the engine and return its result."""
@@ -49,21 +48,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/props", summary="Settings, sampling defaults and the chat template")
     async def props() -> dict[str, Any]:
-        params = native.settings(service.sampling_params()) | {"n_predict": service.settings.n_predict or -1}
-        return {
-            "default_generation_settings": {"id": 0, "n_ctx": host.n_ctx, "speculative": False, "params": params},
-            "total_slots": host.n_seq,
-            "model_alias": service.settings.alias,
-            "model_path": host.model_path,
-            "chat_template": host.templates.template.info["source"],
-            "bos_token": token_text(service, info.token_bos),
-            "eos_token": token_text(service, info.token_eos),
-            "modalities": {"vision": False, "audio": False},
-            "endpoint_slots": service.settings.slots,
-            "endpoint_props": False,
-            "endpoint_metrics": True,
-            "build_info": service.fingerprint,
-        }
+        return _props(service)
 
     @router.get("/slots", summary="State and content of all sequences")
     async def slots() -> list[dict[str, Any]]:
@@ -115,6 +100,26 @@ def _model(service: Service) -> dict[str, Any]:
             "size": info.size,
             "method": str(host.method) if host.method else None,
         },
+    }
+
+
+def _props(service: Service) -> dict[str, Any]:
+    host = service.host
+    info = host.model.info
+    params = native.settings(service.sampling_params()) | {"n_predict": service.settings.n_predict or -1}
+    return {
+        "default_generation_settings": {"id": 0, "n_ctx": host.n_ctx, "speculative": False, "params": params},
+        "total_slots": host.n_seq,
+        "model_alias": service.settings.alias,
+        "model_path": host.model_path,
+        "chat_template": host.templates.template.info["source"],
+        "bos_token": token_text(service, info.token_bos),
+        "eos_token": token_text(service, info.token_eos),
+        "modalities": {"vision": False, "audio": False},
+        "endpoint_slots": service.settings.slots,
+        "endpoint_props": False,
+        "endpoint_metrics": True,
+        "build_info": service.fingerprint,
     }
 
 

@@ -13,12 +13,12 @@ def make_executor(name: str, n_workers: int | None = 1) -> Executor:
     Parameters
     ----------
     n_workers : int or None
-        Most processes of ``local``; None: as many as memory and cores allow.
+        Maximum processes of ``local``; None: as many as memory and cores allow.
 
     Raises
     ------
     ValueError
-        When there is no such executor.
+        When the executor is unknown.
     ImportError
         When Dask is missing.
     """

@@ -1,6 +1,6 @@
-"""Workers of a Dask cluster; the scheduler gives the units of a worker that is lost to another one.
+"""Workers of a Dask cluster, whose scheduler moves the units of a lost worker to another one.
 
-Models must lie at the same path for all of them. ``dask worker --nthreads 1`` runs one model at a time.
+Models must be at the same path on every worker. ``dask worker --nthreads 1`` runs one model at a time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ HOW_TO_INSTALL = "an executor dask:// needs Dask: pip install 'pylongctx[cluster
 
 
 def run_unit(unit: Unit) -> list[Record]:
-    """Return the records of a unit; this is what runs on a worker."""
+    """Return the records of a unit; runs on a worker."""
     return list(unit.records())
 
 
@@ -31,7 +31,7 @@ class Cluster:
         self._address = address
 
     def run(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, Record | Failed]]:
-        """Yield the records of units that are complete; Dask runs a unit anew, and none twice at an end."""
+        """Yield the records of complete units; a unit that Dask repeats is yielded once."""
         with self._distributed.Client(self._address) as client:
             futures = {client.submit(run_unit, unit, pure=False): unit for unit in units}
             for future in self._distributed.as_completed(list(futures)):

@@ -22,7 +22,7 @@ from pylongctx.eval.runner import Cell, context_window
 from pylongctx.eval.task import Record
 
 TRIES = 3  # workers that may die on a sample before it is given up
-SPAWN = get_context("spawn")  # a fork takes locks along that other threads hold
+SPAWN = get_context("spawn")  # a fork copies locks that other threads hold
 
 Bytes = Counter[str]  # by device
 
@@ -66,7 +66,7 @@ class Local:
                 connection.close()
 
     def plan(self, units: Sequence[Unit]) -> tuple[int, int]:
-        """Return how many workers there are, and threads for each: so many that the largest cell fits for all."""
+        """Return the number of workers and the threads of each, so that the largest cell fits into memory for all."""
         cores = available_cpus()
         wanted = min(cores if self._most is None else self._most, len(units))
         if wanted > 1:
@@ -80,7 +80,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Need:
-    """What a cell takes, by device: the weights, which processes share on the host, and all else; what is free."""
+    """Bytes of a cell by device: weights, which processes share on the host, and everything else; and free bytes."""
 
     shared: Bytes
     own: Bytes
@@ -92,7 +92,7 @@ def _fits(need: Need, n: int) -> bool:
 
 
 def memory_of(unit: Unit) -> Need:
-    """Return what a cell takes, by the estimate of ``Llama(preflight=True)``; nothing where the library refuses it."""
+    """Return the bytes of a cell, estimated as by ``Llama(preflight=True)``; none if the library refuses it."""
     cell = unit.cell
     given = {**cell.options, "type_k": cell.type_k, "type_v": cell.type_v, "n_ctx": context_window(cell, unit.samples)}
     need = Need(Counter(), Counter(), Counter())
@@ -100,7 +100,7 @@ def memory_of(unit: Unit) -> Need:
         with plan_of(cell.model, cell.method, (1, 1), given) as plan:
             sizes = plan.sizes()
     except InvalidInput:
-        return need  # its turn comes, and says why
+        return need  # running it reports the reason
     for i, size in enumerate(sizes):
         (need.own if i else need.shared)[size.device] += size.weights
         need.own[size.device] += size.total - size.weights
@@ -110,7 +110,7 @@ def memory_of(unit: Unit) -> Need:
 
 
 def with_threads(unit: Unit, n_threads: int) -> Unit:
-    """Return a unit whose cell takes its share of the cores, unless it was told how many threads to use."""
+    """Return a unit whose cell uses ``n_threads``, unless its options set the number of threads."""
     threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
     cell: Cell = replace(unit.cell, options={**threads, **unit.cell.options})
     return replace(unit, cell=cell)
@@ -129,7 +129,7 @@ def _start() -> tuple[BaseProcess, Connection]:
 
 def _give(worker: tuple[BaseProcess, Connection], unit: Unit, tries: int) -> _Worker:
     process, connection = worker
-    with suppress(BrokenPipeError):  # it died meanwhile, which _receive sees
+    with suppress(BrokenPipeError):  # it has died, which _receive handles
         connection.send(unit)
     return _Worker(process, connection, unit, tries)
 
@@ -140,7 +140,7 @@ def _receive(
     idle: list[tuple[BaseProcess, Connection]],
     waiting: deque[tuple[Unit, int]],
 ) -> Iterator[tuple[Unit, Record | Failed]]:
-    """Take one message of a worker: a record, a failure, None for the end; or its death, after which it is redone."""
+    """Handle a message of a worker: a record, a failure, or None for the end. The unit of a dead worker is repeated."""
     worker = busy[connection]
     try:
         message: Record | Failed | None = connection.recv()

@@ -10,17 +10,17 @@ from pylongctx.eval.reuse import by_text
 from pylongctx.eval.runner import Cell, digest, run
 from pylongctx.eval.task import Record, Sample
 
-SAMPLES_PER_UNIT = 8  # few enough to be spread and redone, enough to be worth opening a model
+SAMPLES_PER_UNIT = 8  # few enough to distribute and repeat, enough to be worth opening a model
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Some samples of a cell; can be pickled.
+    """Some samples of a cell, which can be pickled.
 
     Attributes
     ----------
     samples : sequence of Sample
-        All samples of the cell, which its context window follows from.
+        All samples of the cell, from which its context window is derived.
     todo : tuple of str
         Digests of those to run.
     """
@@ -30,7 +30,7 @@ class Unit:
     todo: tuple[str, ...]
 
     def without(self, done: Container[str]) -> Unit:
-        """Return what is left of it."""
+        """Return the unit without the samples of these digests."""
         return replace(self, todo=tuple(name for name in self.todo if name not in done))
 
     def records(self) -> Iterator[Record]:
@@ -50,11 +50,11 @@ class Executor(Protocol):
     """Runs units, in any order."""
 
     def run(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, Record | Failed]]:
-        """Yield every record, or why there is none, with the unit that it is of; the caller writes them."""
+        """Yield each record, or why there is none, with its unit; the caller writes the records."""
 
 
 def units_of(cell: Cell, samples: Sequence[Sample], done: Container[str]) -> list[Unit]:
-    """Return the units of the samples that are not done."""
+    """Return units of the samples whose digests are not in ``done``."""
     todo = {name: sample for sample in samples if (name := digest(cell, sample)) not in done}
     if cell.reads_once:  # all questions on a text
         names = {sample.id: name for name, sample in todo.items()}
