@@ -14,7 +14,6 @@ from pylongctx.methods import (
     SelfExtend,
     ShiftedRotary,
     Tova,
-    TriAttention,
     Window,
 )
 
@@ -73,7 +72,6 @@ __all__ = [
     "StoppingCriteria",
     "StoppingCriteriaList",
     "Tova",
-    "TriAttention",
     "Window",
     "__version__",
     "register_chat_completion_handler",

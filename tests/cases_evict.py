@@ -7,7 +7,7 @@ from cases import FEW_TOKENS, PAPER, ROPES, OpCase
 from oracle import DualChunk, Full, Segment, SelfExtend, ShiftedRotary
 from oracle_chunks import LongHeads
 from oracle_evict import Evicting
-from oracle_rules import H2O, Corm, Kvzip, Rule, Scissorhands, Tova, TriAttention
+from oracle_rules import H2O, Corm, Kvzip, Rule, Scissorhands, Tova
 
 # How far a score of attention may be off: a decision within that may fall either way. What float32 leaves, and one step
 # of a stored channel that rounds the other way.
@@ -23,7 +23,6 @@ RULES = {  # on random rows each of them drops many and keeps many
     "tova": Tova(64, 5),
     "h2o-adaptive": H2O(96, 32, 8, "adaptive"),
     "kvzip": Kvzip(190, 0.4),
-    "triattention": TriAttention(96, 32, 16),
 }
 BASES = {
     "full": Full(),
@@ -58,11 +57,6 @@ BUDGET_EDGES = {
     "adaptive-budget-beyond-the-end": H2O(300, 8, 4, "adaptive"),
     "adaptive-budget-is-nearly-recent": H2O(40, 39, 4, "adaptive"),
     "adaptive-budget-one": H2O(1, 0, 1, "adaptive"),
-    "triattention-one": TriAttention(1, 0, 3),  # of two rows, heads that disagree find each as good as the other
-    "triattention-every-one": TriAttention(60, 9, 1),
-    "triattention-budget-beyond-the-end": TriAttention(300, 8, 4),
-    "triattention-budget-is-nearly-recent": TriAttention(40, 39, 4),
-    "adaptive-triattention": TriAttention(80, 16, 12, "adaptive"),
     "kvzip-all": Kvzip(128, 1.0),
     "kvzip-nothing": Kvzip(129, 1e-9),
     "kvzip-one-row": Kvzip(1, 0.9),
@@ -100,9 +94,8 @@ def evict_case(name: str, n_rows: int = 257, sharpness: float = 4.0, **settings)
 
 
 def compositions(rules: Mapping[str, Rule]) -> list[tuple[str, str]]:
-    """Return the names of every base with each of ``rules`` that composes with it."""
-    keeps = [name for name, base in BASES.items() if "full" in (name, getattr(base, "position", ""))]
-    return [(base, rule) for base in BASES for rule in rules if base in keeps or rules[rule].composes]
+    """Return the names of every base with each of ``rules``."""
+    return [(base, rule) for base in BASES for rule in rules]
 
 
 EVICT_CROSS = [
@@ -117,14 +110,12 @@ def _evict_sizes() -> list[EvictCase]:
     dims = [(64, 64), (80, 80), (128, 128), (40, 40), (64, 128), (128, 64)]
     return [
         *(evict_case(f"rows{n}-{rule}", n_rows=n, rule=RULES[rule]) for n in rows
-          for rule in ("corm-every16", "h2o", "triattention")),
+          for rule in ("corm-every16", "h2o")),
         *(evict_case(f"heads{h}x{kv}-{rule}", n_head=h, n_head_kv=kv, rule=RULES[rule], n_threads=3)
-          for h, kv in heads for rule in ("corm", "scissorhands", "triattention")),
+          for h, kv in heads for rule in ("corm", "scissorhands")),
         *(evict_case(f"heads{h}x{kv}-longheads", n_head=h, n_head_kv=kv, method=BASES["longheads"])
           for h, kv in heads),
         *(evict_case(f"dim{k}x{v}", head_dim_k=k, head_dim_v=v) for k, v in dims),
-        *(evict_case(f"dim{k}x{v}-triattention", head_dim_k=k, head_dim_v=v, rule=RULES["triattention"])
-          for k, v in dims),
         *(evict_case(f"dim{k}-longheads", head_dim_k=k, head_dim_v=k, method=BASES["longheads"])
           for k in (40, 80, 128)),
     ]  # fmt: skip
@@ -133,8 +124,7 @@ def _evict_sizes() -> list[EvictCase]:
 def _evict_types() -> list[EvictCase]:
     pairs = [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("f16", "q4_0"), ("q8_0", "f32")]
     which = [("full", "corm-every16"), ("full", "h2o"), ("selfextend", "corm-unprotected"),
-             ("longheads", "corm-every16"), ("longheads-dca", "scissorhands"),
-             ("full", "triattention")]  # fmt: skip
+             ("longheads", "corm-every16"), ("longheads-dca", "scissorhands")]  # fmt: skip
     # factors that are rounded once more would decide at near ties, otherwise for every cut into graphs
     typed = [
         evict_case(f"k-{k}-v-{v}-{base}-{rule}", type_k=k, type_v=v, method=BASES[base], rule=RULES[rule],
@@ -152,7 +142,6 @@ def _evict_corners() -> list[EvictCase]:
         *(evict_case(f"ubatch{n}-{base}", n_ubatch=n, method=BASES[base]) for n in (1, 7, 64, 1000) for base in BASES),
         *(evict_case(f"rope-{rope}-{base}", rope=ROPES[rope], method=BASES[base])
           for rope in ropes for base in ("full", "selfextend", "longheads-dca")),
-        *(evict_case(f"rope-{rope}-triattention", rope=ROPES[rope], rule=RULES["triattention"]) for rope in ROPES),
         *(evict_case(f"softcap-{base}", softcap=6.0, method=BASES[base], rule=Corm(6, 8, 8))
           for base in ("full", "longheads-group")),
         evict_case("empty-chunks", sharpness=8.0, method=LongHeads(16, 96), rule=Corm(4, 4, 4)),

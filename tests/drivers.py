@@ -26,7 +26,6 @@ CASES = {
         ("llama", "h2o,budget=40,heads=adaptive"),
         ("llama", "kvzip"),
         ("llama", "full,spans=3+kvzip"),
-        ("llama", "triattention,budget=40"),
         ("llama", ""),
         ("gemma3", "full"),
         ("gemma3", EVICTING),

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from oracle import Full, Method, Rope, Segment, attend, cap, rotate, round_trip
 from oracle_chunks import LongHeads, Stored, choose, missed, softmax
-from oracle_rules import Kvzip, Rule, TriAttention, border
+from oracle_rules import Kvzip, Rule, border
 
 Base = Method | LongHeads
 
@@ -117,9 +117,6 @@ class Run:
     doubts: list[int]
 
 
-# How far a score in deviations may be off, in margins: angles of 65536 positions are floats too.
-DEVIATIONS = 5
-
 Decide = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -216,15 +213,6 @@ class Layer:
             for g in range(n_head_kv):
                 counted[g] = self.method.rule.vote(counted[g], p, moved(weights[g], by), t[g])
 
-    def expect(self, p: int, scores: np.ndarray, held: np.ndarray, margin: float) -> None:
-        """Score the rows that are held at border ``p`` with all queries so far."""
-        rule, ratio = self.method.rule, self.q.shape[1] // self.k.shape[1]
-        for g, here in enumerate(held):
-            rows = np.flatnonzero(here)
-            of_group = self.q[: p + 1, g * ratio : (g + 1) * ratio]
-            expected = rule.expect(of_group, self.far[rows, g], rows, p, self.rope)
-            scores[:, g, rows] = expected + DEVIATIONS * margin * np.array([-1, 0, 1])[:, None]
-
     def evict(self, p: int, scores: np.ndarray, held: np.ndarray, decide: Decide | None) -> tuple[np.ndarray, bool]:
         """Return what is held after border ``p``, and whether it was in doubt."""
         (low, middle, high), settings = scores, (held, p, self.method.open_row(p))
@@ -271,8 +259,6 @@ class Layer:
                 self.vote(p, scores, weights, t, margin)
             before = held.copy()
             if p == border(p, rule.evict_every):
-                if isinstance(rule, TriAttention):
-                    self.expect(p, scores, held, margin)
                 held, doubt = self.evict(p, scores, held, decide)
                 doubts += [p] * doubt
                 if rule.resets:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, fields
 
 import numpy as np
-from oracle import Rope, rope_angles, rope_magnitude, rope_pairs, rotate
 
 Kept = tuple[np.ndarray, np.ndarray]  # certain, possible
 
@@ -23,7 +22,6 @@ class Rule:
     first_score = 0.0
     score_type: type = np.int32
     resets = False
-    composes = True  # with every base; else with those that store keys at their own positions
 
     def text(self) -> str:
         options = (f"{f.name}={getattr(self, f.name)}" for f in fields(self))  # type: ignore[arg-type]
@@ -219,60 +217,3 @@ class Kvzip(Rule):
         low, high = (np.where(safe, np.inf, score) for score in (low, high))
         n = int(self.share * self.n_text * len(held))
         return best_of_all(low, high, held, max(n, int(safe.sum())))
-
-
-# ---- TriAttention ----
-
-OFFSETS = 2.0 ** np.arange(17)  # 1, 2, 4 .. 65536
-
-
-def expected_scores(q: np.ndarray, k: np.ndarray, pos: np.ndarray, now: int, rope: Rope) -> np.ndarray:
-    """Return what queries like ``q`` that come after position ``now`` make of every key (arXiv 2604.04921).
-
-    The mean over ``OFFSETS`` of the sum over pairs of ``|E q| |k| cos(w (now + offset - pos) + phi)``, and the sum of
-    ``(E|q| - |E q|) |k|``. Channels that are not rotated add their product with the mean query.
-
-    Parameters
-    ----------
-    q : array ``[n_query, head_dim]``, not rotated
-    k : array ``[n_rows, head_dim]``, not rotated
-    pos : array ``[n_rows]``
-    """
-    a, b = rope_pairs(rope)
-    q_pairs, k_pairs = (x[:, a] + 1j * x[:, b] for x in (q.astype(np.float64), k.astype(np.float64)))
-    center = q_pairs.mean(0)
-    phase = np.angle(center) - np.angle(k_pairs)
-    distance = now + OFFSETS - pos[:, None]
-    waves = np.cos(distance[:, :, None] * rope_angles(rope) + phase[:, None])
-    by_distance = (waves * (abs(center) * abs(k_pairs))[:, None]).sum(-1).mean(-1)
-    by_length = abs(k_pairs) @ (abs(q_pairs).mean(0) - abs(center))
-    rest = k[:, rope.n_dims :] @ q[:, rope.n_dims :].mean(0)
-    return rope_magnitude(rope) ** 2 * (by_distance + by_length) + rest
-
-
-@dataclass(frozen=True)
-class TriAttention(BudgetRule):
-    """TriAttention (arXiv 2604.04921): what the mean of all queries so far, not rotated, expects of a row."""
-
-    budget: int
-    recent: int
-    evict_every: int = 1
-    heads: str = "uniform"
-    name = "triattention"
-    score_type = np.float32
-    window = 0  # nobody votes
-    composes = False
-
-    def expect(self, q: np.ndarray, stored: np.ndarray, pos: np.ndarray, now: int, rope: Rope) -> np.ndarray:
-        """Return the scores of the rows of a KV head, in standard deviations: the largest of its query heads.
-
-        Parameters
-        ----------
-        q : array ``[n_query, n_head, head_dim]`` of the query heads, not rotated
-        stored : array ``[n_rows, head_dim]`` of keys rotated to ``pos``
-        """
-        keys = rotate(stored, -pos, rope)
-        keys[:, : rope.n_dims] /= rope_magnitude(rope) ** 2
-        every = np.stack([expected_scores(q[:, h], keys, pos, now, rope) for h in range(q.shape[1])])
-        deviation = every.std(1, keepdims=True)
-        return ((every - every.mean(1, keepdims=True)) / np.where(deviation > 0, deviation, np.inf)).max(0)

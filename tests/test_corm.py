@@ -14,7 +14,7 @@ from model_oracle import Model, Run, WatchedModel
 from oracle import DualChunk, Full, SelfExtend, hadamard_blocks
 from oracle_chunks import LongHeads
 from oracle_evict import Evicting, Layer
-from oracle_rules import H2O, Corm, Scissorhands, Tova, TriAttention
+from oracle_rules import H2O, Corm, Scissorhands, Tova
 from test_longheads import assert_nearly_all_rows_equal
 from test_methods import assert_same_logits, evaluate
 from thinning import thin
@@ -32,7 +32,6 @@ METHODS = {
     "scissorhands": Evicting(Full(), Scissorhands(60, 9, 10, 12)),
     "selfextend-tova": Evicting(EXTENDED, Tova(50, 3)),
     "h2o-adaptive": Evicting(Full(), H2O(60, 12, 8, "adaptive")),
-    "triattention": Evicting(Full(), TriAttention(60, 12, 16)),
     "dca-corm": Evicting(DualChunk(29, 11), Corm(14, 10, 7)),
 }
 CHUNKED = {
@@ -55,7 +54,6 @@ IDLE = {
     "h2o": "h2o,budget=200,recent=10,evict_every=1",
     "scissorhands": "scissorhands,budget=200,window=3,recent=10,evict_every=3",
     "tova": "tova,budget=200,evict_every=1",
-    "triattention": "triattention,budget=200,recent=10,evict_every=1",
     "corm-defaults": "corm",
     "full-corm": "full+corm,recent=200",
 }

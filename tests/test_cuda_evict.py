@@ -54,9 +54,6 @@ OTHERS = [
     *("empty-chunks", "empty-summaries", "long-chunks", "open-chunk-exceeds-the-budget"),
     *("every-wider-than-window", "budget-is-nearly-recent", "scissorhands-window-one"),
     *("full-kvzip", "longheads-kvzip", "selfextend-h2o-adaptive", "adaptive-scissorhands", "kvzip-nothing"),
-    *("full-triattention", "heads6x2-triattention", "dim40x40-triattention", "rows321-triattention"),
-    *("k-q4_0-v-q4_0-full-triattention", "hadamard-k-q8_0-v-q8_0-full-triattention", "adaptive-triattention"),
-    *("rope-neox-partial-triattention", "rope-yarn-partial-factors-triattention"),
 ]
 BY_NAME = {case.name: case for case in EVICT_CASES}
 
@@ -69,7 +66,7 @@ def test_layers_evict_and_attend_as_defined(name):
 
 def test_evictions_after_every_row():
     """An emulated graph for every row: fewer rows than the other cases have."""
-    check(half(replace(BY_NAME["triattention-every-one"], n_rows=83, n_tokens=83)))
+    check(half(replace(BY_NAME["scissorhands-every-one"], n_rows=83, n_tokens=83)))
 
 
 @pytest.mark.parametrize("dim", [96, 192, 256, 512, 576])
@@ -80,7 +77,7 @@ def test_heads_of_every_width(dim):
 # ---- one layer, against itself ----
 
 
-@pytest.mark.parametrize("rule", ["h2o", "tova", "triattention", "corm-every16"])
+@pytest.mark.parametrize("rule", ["h2o", "tova", "corm-every16"])
 def test_a_nan_score_is_the_worst_on_every_backend(emulated, rule):
     """A query that is NaN spoils the scores of all rows before it; sums of weights are NaN then."""
     case = evict_case("nan", n_rows=150, rule=RULES[rule])
@@ -133,7 +130,7 @@ def test_the_same_rows_stay_as_on_the_cpu(monkeypatch, spec, type_k, type_v, dim
 
 # ---- whole models ----
 
-MODEL_METHODS = ["corm-every16", "h2o", "scissorhands", "triattention"]
+MODEL_METHODS = ["corm-every16", "h2o", "scissorhands"]
 
 
 def shown(ffi, lib, session, seq: int) -> list[tuple[list[int], list[int]]]:

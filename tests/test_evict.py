@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from op import Inputs, LayerRun, assert_near_ties, assert_same_summaries, evict_layer, make_inputs, run_evict, run_layer
 from oracle_chunks import LongHeads
 from oracle_evict import Run
-from oracle_rules import H2O, Corm, Kvzip, Scissorhands, Tova, TriAttention
+from oracle_rules import H2O, Corm, Kvzip, Scissorhands, Tova
 from session import assert_same
 from thinning import few, thin
 
@@ -28,7 +28,6 @@ IDLE = {
     "h2o": H2O(400, 0, 1),
     "scissorhands": Scissorhands(400, 3, 0, 3),
     "tova": Tova(400, 1),
-    "triattention": TriAttention(400, 0, 1),
 }
 
 
@@ -140,7 +139,7 @@ def test_native_layers_evict_and_attend_as_defined_on_random_settings(case):
 # ---- native: what must not matter ----
 
 
-NAMES = ("corm-every16", "corm-unprotected", "h2o", "scissorhands", "tova", "triattention")
+NAMES = ("corm-every16", "corm-unprotected", "h2o", "scissorhands", "tova")
 composed = pytest.mark.parametrize(("base", "rule"), compositions({name: RULES[name] for name in NAMES}), indirect=True)
 
 
@@ -261,10 +260,8 @@ def test_a_spec_names_full_or_leaves_it_out():
     ("tova,budget=8,heads=shared", "heads"),
     ("corm,heads=adaptive", "heads"),
     ("kvzip,budget=8", "budget"),
-    ("triattention,budget=8,recent=9", "recent"),
-    ("triattention,budget=8,window=4", "window"),
-    ("selfextend,group_size=4,neighbor_window=16+triattention,budget=8", "use triattention alone"),
-    ("longheads,chunk_size=16,window=96,position=dca+triattention,budget=8", "use triattention alone"),
+    ("triattention,budget=8", "was removed in version 0.2.0; use h2o or kvzip"),
+    ("full+triattention", "was removed in version 0.2.0; use h2o or kvzip"),
     ("window,n_sink=4,window=32+corm", "window"),
     ("corm+selfextend,group_size=4,neighbor_window=16", r"corm\+selfextend|selfextend"),
     ("corm+h2o,budget=8", "h2o"),

@@ -10,7 +10,6 @@ from cases_evict import EVICT_CASES
 from llamas import new
 from op import _pointer, make_inputs, run_chunks, run_evict, run_native
 from oracle import Full, rotate
-from oracle_rules import TriAttention
 from tiny_gguf import TINY, make_model
 
 # queries that see all keys under one angle, whose scores nothing bends
@@ -48,7 +47,7 @@ ONE_ANGLE = [  # and bounds, which no level rounds
 ]  # fmt: skip
 EVICTING = [
     c for c in EVICT_CASES
-    if c.type_k == "f32" and not c.softcap and isinstance(c.method, Full) and not isinstance(c.rule, TriAttention)
+    if c.type_k == "f32" and not c.softcap and isinstance(c.method, Full)
 ]  # fmt: skip
 
 
@@ -129,7 +128,7 @@ def test_the_index_finds_keys_with_a_bias(biased):
 @pytest.mark.parametrize(
     ("method", "kv", "warned"),
     [
-        *((method, "q4_0", True) for method in (None, "dca", "longheads,position=dca", "full,spans=2", "triattention")),
+        *((method, "q4_0", True) for method in (None, "dca", "longheads,position=dca", "full,spans=2")),
         *((method, "q4_0", False) for method in ("full", "window", "longheads", "h2o,budget=64", "longheads+corm")),
         ("dca", "q8_0", False),
     ],

@@ -21,13 +21,12 @@ from pylongctx.methods import (
     SelfExtend,
     ShiftedRotary,
     Tova,
-    TriAttention,
     named,
     parse,
 )
 
 BASES = [Full, SelfExtend, LongHeads, DualChunk, ShiftedRotary]
-RULES = [Corm, H2O, Scissorhands, Tova, TriAttention, Kvzip]
+RULES = [Corm, H2O, Scissorhands, Tova, Kvzip]
 SIZES = [(cls, field.name) for cls in RULES for field in fields(cls) if field.name not in cls.words]
 LARGEST = 2**30
 
@@ -44,8 +43,6 @@ LARGEST = 2**30
     (Tova(), "tova"),
     (Tova(1, 1), "tova,budget=1,evict_every=1"),
     (Tova(1, heads="adaptive"), "tova,budget=1,heads=adaptive"),
-    (TriAttention(), "triattention"),
-    (TriAttention(9, 2, 1), "triattention,budget=9,recent=2,evict_every=1"),
     (Kvzip(), "kvzip"),
 ])  # fmt: skip
 def test_specs_of_rules(rule, spec):
@@ -74,7 +71,6 @@ def test_options_that_are_left_out():
         H2O: [("budget", None), ("recent", None), ("evict_every", None), ("heads", None)],
         Scissorhands: [("budget", None), ("window", None), ("recent", None), ("evict_every", None), ("heads", None)],
         Tova: [("budget", None), ("evict_every", None), ("heads", None)],
-        TriAttention: [("budget", None), ("recent", None), ("evict_every", None), ("heads", None)],
         Kvzip: [],
     }
     assert parse("corm") == Corm()
@@ -204,7 +200,7 @@ def test_what_does_not_compose_says_what_does(spec, reason):
         parse(spec)
     assert str(info.value).endswith(
         "a composition is one base (dca, full, longheads, selfextend or string) "
-        "+ one rule (corm, h2o, kvzip, scissorhands, tova or triattention)"
+        "+ one rule (corm, h2o, kvzip, scissorhands or tova)"
     )
 
 

@@ -39,7 +39,6 @@ void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
         case LCTX_OP_SUMMARIZE: return lctx_cpu_summarize(params, lctx_summarize_args_of(dst));
         case LCTX_OP_SELECT:    return lctx_cpu_select(params, lctx_select_args_of(dst));
         case LCTX_OP_VOTE:      return lctx_cpu_vote(params, lctx_vote_args_of(dst));
-        case LCTX_OP_CENTER:    return lctx_cpu_center(params, lctx_center_args_of(dst));
         case LCTX_OP_EVICT:     return lctx_cpu_evict(params, lctx_evict_args_of(dst));
         case LCTX_OP_FETCH:     return lctx_cpu_fetch(params, lctx_fetch_args_of(dst));
         case LCTX_OP_INDEX:     return lctx_cpu_index(params, lctx_index_args_of(dst));
@@ -60,7 +59,6 @@ size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
         case LCTX_OP_SUMMARIZE: return lctx_cpu_summarize_wsize(lctx_summarize_args_of(dst), n_tasks);
         case LCTX_OP_SELECT:    return lctx_cpu_select_wsize(lctx_select_args_of(dst), n_tasks);
         case LCTX_OP_VOTE:      return lctx_cpu_vote_wsize(lctx_vote_args_of(dst), n_tasks);
-        case LCTX_OP_CENTER:    return lctx_cpu_center_wsize(lctx_center_args_of(dst), n_tasks);
         case LCTX_OP_EVICT:     return lctx_cpu_evict_wsize(lctx_evict_args_of(dst), n_tasks);
         case LCTX_OP_FETCH:     return lctx_cpu_fetch_wsize(lctx_fetch_args_of(dst), n_tasks);
         case LCTX_OP_INDEX:     return lctx_cpu_index_wsize(lctx_index_args_of(dst), n_tasks);

@@ -12,7 +12,6 @@ void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args 
 void lctx_cpu_summarize(const ggml_compute_params * params, const lctx_summarize_args & args);
 void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args & args);
 void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & args);
-void lctx_cpu_center(const ggml_compute_params * params, const lctx_center_args & args);
 void lctx_cpu_evict(const ggml_compute_params * params, const lctx_evict_args & args);
 void lctx_cpu_index(const ggml_compute_params * params, const lctx_index_args & args);
 void lctx_cpu_fetch(const ggml_compute_params * params, const lctx_fetch_args & args);
@@ -26,7 +25,6 @@ size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks);
 size_t lctx_cpu_summarize_wsize(const lctx_summarize_args & args, int n_tasks);
 size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks);
 size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks);
-size_t lctx_cpu_center_wsize(const lctx_center_args & args, int n_tasks);
 size_t lctx_cpu_evict_wsize(const lctx_evict_args & args, int n_tasks);
 size_t lctx_cpu_index_wsize(const lctx_index_args & args, int n_tasks);
 size_t lctx_cpu_fetch_wsize(const lctx_fetch_args & args, int n_tasks);

@@ -41,8 +41,7 @@ const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tenso
             }
             return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : "head_dim must be a multiple of 8 and at most 576";
         }
-        case LCTX_OP_CENTER: return why_not_dim(node->src[0]->ne[0]);
-        case LCTX_OP_STORE:  {
+        case LCTX_OP_STORE: {
             const lctx_hadamard h = lctx_store_args_of(node).params.hadamard;
             return why_not_hadamard(lctx_max(h.k, h.v));
         }
@@ -69,7 +68,6 @@ size_t lctx_cuda_wsize(const lctx_cuda_device & device, const ggml_tensor * node
         case LCTX_OP_ATTEND:    return lctx_cuda_attend_wsize(device, lctx_attend_args_of(node));
         case LCTX_OP_SELECT:    return lctx_cuda_select_wsize(device, lctx_select_args_of(node));
         case LCTX_OP_VOTE:      return lctx_cuda_vote_wsize(device, lctx_vote_args_of(node));
-        case LCTX_OP_CENTER:    return lctx_cuda_center_wsize(device, lctx_center_args_of(node));
         case LCTX_OP_EVICT:     return lctx_cuda_evict_wsize(device, lctx_evict_args_of(node));
         case LCTX_OP_FETCH:     return lctx_cuda_fetch_wsize(device, lctx_fetch_args_of(node));
     }
@@ -84,7 +82,6 @@ void lctx_cuda_run(const lctx_cuda_queue & queue, ggml_tensor * node) {
         case LCTX_OP_SUMMARIZE: return lctx_cuda_summarize(queue, lctx_summarize_args_of(node));
         case LCTX_OP_SELECT:    return lctx_cuda_select(queue, lctx_select_args_of(node));
         case LCTX_OP_VOTE:      return lctx_cuda_vote(queue, lctx_vote_args_of(node));
-        case LCTX_OP_CENTER:    return lctx_cuda_center(queue, lctx_center_args_of(node));
         case LCTX_OP_EVICT:     return lctx_cuda_evict(queue, lctx_evict_args_of(node));
         case LCTX_OP_FETCH:     return lctx_cuda_fetch(queue, lctx_fetch_args_of(node));
         case LCTX_OP_INDEX:     return lctx_cuda_index(queue, lctx_index_args_of(node));

@@ -27,7 +27,6 @@ void lctx_cuda_attend(const lctx_cuda_queue & queue, const lctx_attend_args & ar
 void lctx_cuda_summarize(const lctx_cuda_queue & queue, const lctx_summarize_args & args);
 void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args);
 void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args);  // chunks too
-void lctx_cuda_center(const lctx_cuda_queue & queue, const lctx_center_args & args);
 void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args);
 void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args);
 void lctx_cuda_index(const lctx_cuda_queue & queue, const lctx_index_args & args);
@@ -39,6 +38,5 @@ size_t lctx_cuda_fetch_shared(const lctx_fetch_args & args);
 size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend_args & args);
 size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args);
 size_t lctx_cuda_vote_wsize(const lctx_cuda_device & device, const lctx_vote_args & args);
-size_t lctx_cuda_center_wsize(const lctx_cuda_device & device, const lctx_center_args & args);
 size_t lctx_cuda_evict_wsize(const lctx_cuda_device & device, const lctx_evict_args & args);
 size_t lctx_cuda_fetch_wsize(const lctx_cuda_device & device, const lctx_fetch_args & args);

@@ -1,4 +1,4 @@
-// Who votes in *vote* and *center*: runs of tokens of one sequence, and what a KV head of that sequence holds.
+// Who votes in *vote*: runs of tokens of one sequence, and what a KV head of that sequence holds.
 #pragma once
 
 #include "../ops/cache.h"

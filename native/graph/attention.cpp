@@ -32,7 +32,7 @@ ggml_tensor * from_latent(ggml_context * ctx, ggml_tensor * out, ggml_tensor * v
 // The query, which is rotated as its key is. inputs.keys has that afterwards: the layer's own, or that of the layer whose rows it reads.
 lctx_peeled peel(lctx_inputs & inputs, ggml_context * ctx, ggml_tensor * q_cur, ggml_tensor * k_cur, int il) {
     const lctx_method & method = inputs.cache.method();
-    const bool moves = !method.keeps_positions() || (method.retain() && method.retain()->by_mean());
+    const bool moves = !method.keeps_positions();
     const lctx_peeled query = lctx_peel_rope(ctx, q_cur, moves, "query", il);
     const int32_t source = inputs.cache.source(il);
     if (k_cur) {
@@ -101,17 +101,11 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     params.scale *= arch.scaled_softcap ? graph.hparams.f_attn_out_scale : 1.0f;
     params.softcap = graph.hparams.attn_soft_cap || arch.scaled_softcap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
     const lctx_inputs::table & tables = inputs.tables(graph, q, il);
-    const lctx_chain_inputs in = {q.x,
-                                  k,
-                                  v_cur,
-                                  inputs.rows,
-                                  inputs.segs,
-                                  inputs.chunk_rows,
-                                  inputs.voters,
-                                  tables.angles,
-                                  q.pos ? tables.ahead : nullptr,
-                                  sinks,
-                                  center_of(inputs, key, params, sinks, il),
+    const lctx_chain_inputs in = {q.x,           k,
+                                  v_cur,         inputs.rows,
+                                  inputs.segs,   inputs.chunk_rows,
+                                  inputs.voters, tables.angles,
+                                  sinks,         center_of(inputs, key, params, sinks, il),
                                   inputs.selects};
     const bool key_pairs = q.rope.mode == GGML_ROPE_TYPE_NORMAL && !arch.trained_in_pairs;
     const lctx_chain chain = lctx_chain_layer(graph.ctx0, cache.method(), cache.layer(graph.ctx0, il), in, params, key_pairs);

@@ -56,7 +56,6 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
     in.segs = tensor(GGML_TYPE_I32, 4, method.n_segment(), 1);
     in.selects = method.chunks() != nullptr;
     in.angles = lctx_angles(ctx, tensor(GGML_TYPE_I32, method.n_angle(), 1, 1), nullptr, rope);
-    in.ahead = layer.sums ? tensor(GGML_TYPE_F32, rope.n_dims, 1, 1) : nullptr;
     lctx_chain chain = lctx_chain_layer(ctx, method, layer, in, params, false);
     chain.links.push_back({"lctx_angles", in.angles});
     if (const lctx_retain * retain = method.retain()) {
@@ -124,7 +123,7 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
         }
     }
     params.near_mask = method.near_mask();
-    params.lse = (retain && !retain->by_mean()) || in.sinks;
+    params.lse = retain || in.sinks;
     ggml_tensor * table = layer.table;
     if (layer.staging) {
         table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging, layer.staging_table,
@@ -139,11 +138,7 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     if (in.sinks) {
         chain.out = add_sinks(ctx, attended, chain.out, in.sinks, in.q->ne[1], chain);
     }
-    if (retain && retain->by_mean()) {
-        const lctx_center_params center = {LCTX_OP_CENTER, params.rope_mode, layer.hadamard, *retain};
-        chain.links.push_back({"lctx_center", lctx_center(ctx, in.q, stored, layer.table, in.rows, in.angles, layer.held, in.voters,
-                                                          in.ahead, layer.sums, center)});
-    } else if (retain) {
+    if (retain) {
         chain.links.push_back({"lctx_vote", lctx_vote(ctx, attended, in.voters, *retain)});
     }
     return chain;

@@ -10,7 +10,6 @@
 struct lctx_chain_inputs {
     ggml_tensor *q, *k, *v;  // not rotated
     ggml_tensor *rows, *segs, *chunk_rows, *voters, *angles;
-    ggml_tensor * ahead;  // with means of queries: as for lctx_center
     ggml_tensor * sinks;
     ggml_tensor * center;  // of keys, as for lctx_store, or nullptr
     bool selects;          // a query of the batch chooses chunks; else the segments are what all heads read

@@ -208,7 +208,7 @@ const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, 
             return t;
         }
     }
-    tables_.push_back({peeled, &store, lctx_still_factors(peeled), peeled.freq_factors, nullptr, nullptr});
+    tables_.push_back({peeled, &store, lctx_still_factors(peeled), peeled.freq_factors, nullptr});
     table & t = tables_.back();
     if (!t.still.empty()) {
         t.factors = ggml_new_tensor_1d(graph.ctx0, GGML_TYPE_F32, peeled.rope.n_dims / 2);
@@ -217,9 +217,6 @@ const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, 
     }
     t.angles = lctx_angles(graph.ctx0, pos, t.factors, peeled.rope);
     lctx_add(graph, store, t.angles, "lctx_angles", -1);
-    if (cache.has_means()) {
-        t.ahead = cache.means().of(store, lctx_pure_rope(peeled.rope), t.still, peeled.freq_factors);
-    }
     return t;
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../memory/batch.h"
-#include "../memory/means.h"
+#include "../memory/kv-cache.h"
 #include "llama-graph.h"
 #include "rope.h"
 
@@ -26,7 +26,6 @@ class lctx_inputs {
         std::vector<float> still;  // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
         ggml_tensor * factors;     // F32 [n_dims/2]
         ggml_tensor * angles;      // F32 [n_dims, n_angle * n_tokens]
-        ggml_tensor * ahead;       // F32 [n_dims] where rows are scored with mean queries, else nullptr
     };
 
     // The tables of a layer; made once.

@@ -88,9 +88,8 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
             return result;
         }
         throw lctx_refusal("layer " + std::to_string(il) + ": the " + what + " " + why +
-                           "; a method that reads keys from other positions than their own, or a rule with means of queries, needs queries "
-                           "and keys that are rotated last, " +
-                           "with NORM or NEOX RoPE: method=full and the eviction rules alone run, triattention aside");
+                           "; a method that reads keys from other positions than their own needs queries and keys that are rotated last, " +
+                           "with NORM or NEOX RoPE: method=full and the eviction rules alone run");
     }
     // op_params of ggml_rope: 1 n_dims, 2 mode, 4 n_ctx_orig, 5.. frequencies, 11.. sections, 15 offset of the rotated dimensions
     const auto mode = op_param<int32_t>(rotated, 2);
@@ -132,12 +131,6 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
 bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b) {
     return a.moved == b.moved && a.pos == b.pos && same_factors(a.freq_factors, b.freq_factors) && a.sections == b.sections &&
            a.interleaved == b.interleaved && memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
-}
-
-lctx_rope lctx_pure_rope(const lctx_rope & rope) {
-    lctx_rope pure = rope;
-    pure.attn_factor = rope.ext_factor != 0.0f ? 1.0f / (1.0f + 0.1f * logf(1.0f / rope.freq_scale)) : 1.0f;
-    return pure;
 }
 
 ggml_tensor * lctx_rotated(ggml_context * ctx, ggml_tensor * x, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope) {

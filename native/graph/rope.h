@@ -26,9 +26,6 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
 // True when two peeled tensors were rotated in the same way.
 bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b);
 
-// The same rotation without a magnitude (YaRN's): what turns a row a second time.
-lctx_rope lctx_pure_rope(const lctx_rope & rope);
-
 // Rows of x [head_dim, n_head, n_tokens] rotated to pos, I32 [n_tokens].
 ggml_tensor * lctx_rotated(ggml_context * ctx, ggml_tensor * x, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope);
 

@@ -138,30 +138,9 @@ lctx_cost lctx_attend_cost(const lctx_op_ubatch & u) {
     return cost;
 }
 
-namespace {
-
-// Sums are read and written, and at a border the keys that are held are read.
-lctx_cost center_cost(const lctx_op_ubatch & u) {
-    const lctx_op_args & a = u.layer.a;
-    const double queries = (double)u.n * a.n_head * a.head_dim_k, sums = (double)lctx_query_sums::plane(a.head_dim_k) * a.n_head;
-    lctx_cost cost = {(queries + 2.0 * sums) * sizeof(float), 2.0 * queries};
-    lctx_held_copy copy(u.layer);
-    for (int32_t head = 0; u.due && head < a.n_head_kv; head++) {
-        const double n_held = u.first + u.n - copy.of(head).n_gone();
-        cost.bytes += n_held * (key_size(a) + sizeof(int32_t));
-        cost.flops += n_held * 2.0 * a.head_dim_k * (a.n_head / a.n_head_kv);
-    }
-    return cost;
-}
-
-}  // namespace
-
 lctx_cost lctx_vote_cost(const lctx_op_ubatch & u) {
     const lctx_op_args & a = u.layer.a;
     const lctx_retain & retain = *u.layer.method.retain();
-    if (retain.by_mean()) {
-        return center_cost(u);
-    }
     lctx_cost cost = {};
     reader read(u);
     for (int32_t head = 0; head < a.n_head_kv; head++) {

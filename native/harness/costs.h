@@ -14,7 +14,7 @@ lctx_cost lctx_store_cost(const lctx_op_ubatch & u);
 lctx_cost lctx_summarize_cost(const lctx_op_ubatch & u);
 lctx_cost lctx_select_cost(const lctx_op_ubatch & u);
 lctx_cost lctx_attend_cost(const lctx_op_ubatch & u);
-lctx_cost lctx_vote_cost(const lctx_op_ubatch & u);  // of *center* where a rule has that
+lctx_cost lctx_vote_cost(const lctx_op_ubatch & u);
 
 // before: the rows that KV head 0, 1, ... held before; asked when the eviction is done.
 lctx_cost lctx_evict_cost(const lctx_op_ubatch & u, const std::vector<std::vector<int32_t>> & before);

@@ -1,7 +1,6 @@
 #include "layer.h"
 
 #include "../graph/rope.h"
-#include "../memory/means.h"
 
 namespace {
 
@@ -9,10 +8,6 @@ namespace {
 int32_t open_row(const lctx_chunks & c, const lctx_op_ubatch & u, int32_t row) {
     const int32_t chunk = row / c.chunk_size, at = chunk % 2 * c.chunk_size + row % c.chunk_size;
     return chunk == (u.first + u.n - 1) / c.chunk_size ? at : ~at;
-}
-
-std::vector<float> factors_of(const lctx_op_args & a) {
-    return {a.freq_factors, a.freq_factors ? a.freq_factors + a.rope_dims / 2 : a.freq_factors};
 }
 
 }  // namespace
@@ -41,9 +36,6 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
     if (method.retain()) {
         held = g.tensor(GGML_TYPE_I32, lctx_held::size(a.n_rows), a.n_head_kv);
     }
-    if (method.retain() && method.retain()->by_mean()) {
-        sums = g.tensor(GGML_TYPE_F32, lctx_query_sums::size(a.head_dim_k), a.n_head);
-    }
     if (c && c->by_keys()) {
         index = g.tensor(GGML_TYPE_I8, lctx_index_shape{c->key_bits(), a.head_dim_k}.row_size(), n_pool);
     } else if (c) {
@@ -52,7 +44,7 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
         open = !c->by_attention() ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
     }
     g.allocate();
-    lctx_poison({k_pool, v_pool, index, near, summaries, open, held, sums});
+    lctx_poison({k_pool, v_pool, index, near, summaries, open, held});
     lctx_fill(table, lctx_shuffled_pages(a, n_block).data());
     if (factors) {
         lctx_fill(factors, a.freq_factors);
@@ -105,9 +97,6 @@ void lctx_op_ubatch::add_inputs() {
     }
     if (method.retain()) {
         in.voters = g.tensor(GGML_TYPE_I32, 4, n);
-    }
-    if (layer.sums) {
-        in.ahead = g.tensor(GGML_TYPE_F32, layer.a.rope_dims);
     }
     if (a.center) {
         in.center = g.tensor(GGML_TYPE_F32, a.head_dim_k, a.n_head_kv);
@@ -167,9 +156,6 @@ void lctx_op_ubatch::fill(const float * k_rows, const float * v_rows, const floa
     fill_segments();
     if (in.voters) {
         lctx_fill(in.voters, voter.data());
-    }
-    if (in.ahead) {
-        lctx_fill(in.ahead, lctx_mean_ahead(lctx_pure_rope(lctx_rope_of(layer.a)), factors_of(layer.a)).data());
     }
     if (in.center) {
         lctx_fill(in.center, layer.a.center);

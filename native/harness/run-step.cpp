@@ -5,7 +5,7 @@
 namespace {
 
 constexpr int32_t N_FILL = 1024;
-// Of *vote* and *center*, a rule has one; of *summarize* and *index*, a choice of chunks.
+// Of *summarize* and *index*, a choice of chunks has one.
 constexpr lctx_op SUB_OP[LCTX_N_STEP_OP] = {LCTX_OP_STORE, LCTX_OP_SUMMARIZE, LCTX_OP_SELECT, LCTX_OP_ATTEND, LCTX_OP_VOTE, LCTX_OP_EVICT};
 
 void check(const lctx_step_run_args & args) {
@@ -45,9 +45,6 @@ void fill(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_pa
 // Scores as votes would have left them, and the eviction after the last row that is filled.
 void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_past) {
     const lctx_retain & r = *l.method.retain();
-    if (l.sums) {
-        ggml_backend_tensor_memset(l.sums, 0, 0, ggml_nbytes(l.sums));  // of queries that there were none of
-    }
     std::mt19937 random(args.op->page_seed);
     std::uniform_real_distribution<float> uniform(0.0f, 1.0f);
     const auto score = [&](double voted_share) {
@@ -55,8 +52,7 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
         switch (r.score) {
             case LCTX_SCORE_COUNT: return (int32_t)(x * 1000.0f);
             case LCTX_SCORE_SUM:
-            case LCTX_SCORE_MAX:
-            case LCTX_SCORE_MEAN:  return lctx_held::as_score(x);
+            case LCTX_SCORE_MAX:   return lctx_held::as_score(x);
             case LCTX_SCORE_LAST:  break;
         }
         return x < voted_share ? n_past - 1 : lctx_held::first_score(r.score);
@@ -86,7 +82,7 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
 class saved_state {
   public:
     explicit saved_state(const lctx_op_layer & l) {
-        for (ggml_tensor * t : {l.held, l.sums, l.summaries, l.open}) {
+        for (ggml_tensor * t : {l.held, l.summaries, l.open}) {
             if (t) {
                 copies_.emplace_back(t, std::vector<char>(ggml_nbytes(t)));
                 ggml_backend_tensor_get(t, copies_.back().second.data(), 0, ggml_nbytes(t));
@@ -141,7 +137,7 @@ class step_layers {
   private:
     static ggml_tensor * node_of(const lctx_op_ubatch & u, lctx_step_op op) {
         ggml_tensor * node = u.node(SUB_OP[op]);
-        return node ? node : op == LCTX_STEP_VOTE ? u.node(LCTX_OP_CENTER) : op == LCTX_STEP_SUMMARIZE ? u.node(LCTX_OP_INDEX) : nullptr;
+        return node ? node : op == LCTX_STEP_SUMMARIZE ? u.node(LCTX_OP_INDEX) : nullptr;
     }
     bool has(lctx_step_op op) const { return node_of(first(), op); }
     // Time the nodes of a sub-op, when there are some.

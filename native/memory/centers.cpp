@@ -1,7 +1,7 @@
 #include "centers.h"
 
 #include "../refusal.h"
-#include "means.h"
+#include "angles.h"
 
 namespace {
 

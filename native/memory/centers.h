@@ -16,8 +16,8 @@ class lctx_centers {
     explicit lctx_centers(bool dry) : dry_(dry) {}
 
     // F32 [head_dim, n_head] on the device of the store: the mean of the rotated bias, F32 [head_dim*n_head], over positions. It is
-    // computed at the first graph and stays, since stored keys depend on it. still, freq_factors: as of lctx_means. Throws lctx_refusal
-    // when the device has no memory.
+    // computed at the first graph and stays, since stored keys depend on it. still, freq_factors: as of lctx_factors_of. Throws
+    // lctx_refusal when the device has no memory.
     ggml_tensor * of(const lctx_kv_store & store, int32_t il, const ggml_tensor * bias, int32_t head_dim, const lctx_rope & rope,
                      const std::vector<float> & still, const ggml_tensor * freq_factors);
 

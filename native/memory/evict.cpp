@@ -148,9 +148,6 @@ void lctx_kv_cache::copy_evictions(int32_t src, int32_t dst) {
         const size_t of_seq = store.held_offset(1, 0, 0) - store.held_offset(0, 0, 0);
         store.copy(t, offset + src * of_seq - dst * of_seq, offset, size);
     });
-    each_sum_run(dst, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
-        store.copy(t, offset + src * t->nb[2] - dst * t->nb[2], offset, size);
-    });
     for (const auto & store : stores_) {
         if (store->held) {
             const size_t size = (size_t)store->n_head * lctx_held::HEADER * sizeof(int32_t);
@@ -166,15 +163,6 @@ void lctx_kv_cache::each_held_run(int32_t seq, const run_visitor & f) const {
             f(store, store.held, store.held_offset(seq, head, plane), store.n_cell(seq, head, seqs_[seq].n_pos) * sizeof(int32_t));
         }
     });
-}
-
-// The sums over its queries; before the first of them there are none.
-void lctx_kv_cache::each_sum_run(int32_t seq, const run_visitor & f) const {
-    for (const auto & store : stores_) {
-        if (store->sums && seqs_[seq].n_pos > 0) {
-            f(*store, store->sums, seq * store->sums->nb[2], store->sums->nb[2]);
-        }
-    }
 }
 
 int32_t lctx_kv_cache::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) const {

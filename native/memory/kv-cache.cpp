@@ -86,9 +86,6 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
     shape_.n_staged = kv_offload > 0 ? n_staged(kv_offload) : 0;
     seqs_.resize(n_seq_);
     allocate(model, layers, cparams.offload_kqv);
-    if (retain_ && retain_->by_mean()) {
-        means_ = std::make_unique<lctx_means>(model.hparams.no_alloc);
-    }
     centers_ = std::make_unique<lctx_centers>(model.hparams.no_alloc);
     find_key_bias(model);
     if (!model.hparams.no_alloc) {
@@ -96,13 +93,11 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
     }
 }
 
-// Of layers whose scores all move by the same when a vector is subtracted from their keys: queries see all keys under one angle, and no
-// rule measures keys themselves.
+// Of layers whose scores all move by the same when a vector is subtracted from their keys: queries see all keys under one angle.
 void lctx_kv_cache::find_key_bias(const llama_model & model) {
     key_bias_.assign(layers_.size(), nullptr);
     const bool one_angle = method_->n_angle() == 1 && method_->n_span() == 1 && method_->near_window() == 0;
-    const bool measures_keys = retain_ && retain_->by_mean();
-    for (size_t il = 0; one_angle && !measures_keys && shape_.v_offset < 0 && il < std::min(layers_.size(), model.layers.size()); il++) {
+    for (size_t il = 0; one_angle && shape_.v_offset < 0 && il < std::min(layers_.size(), model.layers.size()); il++) {
         const ggml_tensor * bias = source_[il] == (int32_t)il ? model.layers[il].wk_b : nullptr;
         const bool fits = bias && bias->type == GGML_TYPE_F32 &&
                           ggml_nelements(bias) == (int64_t)shape_.head_dim_k * model.hparams.n_head_kv((uint32_t)il);
@@ -291,7 +286,7 @@ bool lctx_kv_cache::copy(int32_t src, int32_t dst, int32_t n_pos) {
 std::map<ggml_backend_buffer_type_t, size_t> lctx_kv_cache::memory_breakdown() const {
     std::map<ggml_backend_buffer_type_t, size_t> bytes;
     for (const auto & store : stores_) {
-        bytes[store->buft] += store->bytes() + (means_ ? means_->bytes(store->buft) : 0) + centers_->bytes(store->buft);
+        bytes[store->buft] += store->bytes() + centers_->bytes(store->buft);
     }
     return bytes;
 }

@@ -20,7 +20,6 @@
 #include "llama-cparams.h"
 #include "llama-memory.h"
 #include "llama-model.h"
-#include "means.h"
 #include "state-io.h"
 
 #include <functional>
@@ -133,9 +132,6 @@ class lctx_kv_cache {
     const lctx_kv_store & store(int32_t il) const { return *layers_[source_[il]].store; }
     const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
     int32_t first_layer(const lctx_kv_store & store) const;
-    // From where the mean queries of the rule look; only where it has them.
-    bool has_means() const { return means_ != nullptr; }
-    lctx_means & means() const { return *means_; }
     // The bias of the keys of a layer that stores them, F32, where its mean is subtracted (centers.h); else nullptr.
     const ggml_tensor * key_bias(int32_t il) const { return source_[il] == il ? key_bias_[il] : nullptr; }
     lctx_centers & centers() const { return *centers_; }
@@ -238,7 +234,6 @@ class lctx_kv_cache {
     void forget_evictions(int32_t seq);
     void copy_evictions(int32_t src, int32_t dst);
     void each_held_run(int32_t seq, const run_visitor & f) const;
-    void each_sum_run(int32_t seq, const run_visitor & f) const;
 
     // compress.cpp: who keeps how much
     void add_contenders(lctx_kv_store & store, int32_t seq, const lctx_layer_heads & heads, std::vector<lctx_contender> & contenders) const;
@@ -315,7 +310,6 @@ class lctx_kv_cache {
     int32_t n_head_total_ = 0;        // KV heads of all layers
     int32_t n_query_head_total_ = 0;  // query heads of all layers
     std::vector<std::unique_ptr<lctx_kv_store>> stores_;
-    std::unique_ptr<lctx_means> means_;
     std::unique_ptr<lctx_centers> centers_;
     std::vector<const ggml_tensor *> key_bias_;  // by layer
     std::vector<layer_place> layers_;            // of all layers of the model

@@ -30,19 +30,10 @@ void lctx_kv_store::set_headers(int32_t seq, int32_t dense_from, int32_t undo_fr
 
 void lctx_kv_store::take_votes_back(int32_t seq, int32_t n_pos) {
     const std::vector<int32_t> values = headers(seq);
-    const size_t plane = lctx_query_sums::plane(shape_.head_dim_k) * sizeof(float);
-    for (const lctx_layer_heads & heads : layers_) {
-        for (int32_t i = 0; i < heads.n; i++) {
-            const int32_t head = heads.first + i, ratio = heads.n_query / heads.n;
-            const lctx_held h = {const_cast<int32_t *>(&values[(size_t)head * lctx_held::HEADER]), nullptr, 0};
-            if (h.undo_from() != n_pos) {
-                continue;
-            }
+    for (int32_t head = 0; head < n_head; head++) {
+        const lctx_held h = {const_cast<int32_t *>(&values[(size_t)head * lctx_held::HEADER]), nullptr, 0};
+        if (h.undo_from() == n_pos) {
             copy(held, held_offset(seq, head, 2), held_offset(seq, head, 1), n_cell(seq, head, n_pos) * sizeof(int32_t));
-            for (int32_t query = heads.first_query + i * ratio; sums && query < heads.first_query + (i + 1) * ratio; query++) {
-                const size_t now = seq * sums->nb[2] + query * sums->nb[1];
-                copy(sums, now + plane, now, plane);
-            }
         }
     }
 }

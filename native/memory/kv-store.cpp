@@ -74,9 +74,6 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
     }
     if (shape.retain) {
         held = tensor("lctx_held", GGML_TYPE_I32, lctx_held::size(shape.n_ctx), n_head, shape.n_seq);
-        if (shape.retain->by_mean()) {
-            sums = tensor("lctx_sums", GGML_TYPE_F32, lctx_query_sums::size(shape.head_dim_k), n_query_head, shape.n_seq);
-        }
         due_ = tensor("lctx_due", GGML_TYPE_I32, shape.n_seq, 1);
         counts_ = tensor("lctx_counts", GGML_TYPE_I32, 1, n_head, shape.n_seq);
         budgets_ = shape.retain->own_budgets() ? tensor("lctx_budgets", GGML_TYPE_I32, n_head, shape.n_seq) : nullptr;
@@ -151,7 +148,7 @@ bool lctx_kv_store::allocate(bool dry) {
         ggml_backend_view_init(v_pool);
     }
     bool ok = true;
-    for (const ggml_tensor * t : {table, sums, due_, budgets_, counts_, k_staged, v_staged, staging, staging_table}) {
+    for (const ggml_tensor * t : {table, due_, budgets_, counts_, k_staged, v_staged, staging, staging_table}) {
         ok = ok && (!t || arena_->commit(at(t), at(t) + ggml_nbytes(t)));
     }
     ok = ok && (!held || arena_->commit(at(held), at(held) + held_offset(0, 0, 0)));  // the headers
@@ -183,10 +180,9 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
         return t ? ggml_view_4d(ctx, t, t->ne[0], t->ne[1], n, t->ne[3], t->nb[1], t->nb[2], t->nb[3], first * t->nb[2]) : nullptr;
     };
     // the same in a tensor [*, heads, n_seq]
-    const auto list = [&](ggml_tensor * t, int64_t first, int64_t n) {
-        return t ? ggml_view_3d(ctx, t, t->ne[0], n, t->ne[2], t->nb[1], t->nb[2], first * t->nb[1]) : nullptr;
+    const auto lists = [&](ggml_tensor * t) {
+        return t ? ggml_view_3d(ctx, t, t->ne[0], heads.n, t->ne[2], t->nb[1], t->nb[2], heads.first * t->nb[1]) : nullptr;
     };
-    const auto lists = [&](ggml_tensor * t) { return list(t, heads.first, heads.n); };
     // the second dimension [first, first + n) of a tensor with two
     const auto each = [&](ggml_tensor * t, int64_t first, int64_t n) {
         return t ? ggml_view_2d(ctx, t, t->ne[0], n, t->nb[1], first * t->nb[1]) : nullptr;
@@ -205,7 +201,6 @@ lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & hea
             rows(summaries, by_query ? heads.first_query : heads.first, by_query ? heads.n_query : heads.n),
             rows(open, heads.first_query, heads.n_query),
             lists(held),
-            list(sums, heads.first_query, heads.n_query),
             units(k_staged),
             units(v_staged),
             each(staging, heads.first, heads.n),

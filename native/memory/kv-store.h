@@ -26,7 +26,6 @@ struct lctx_layer {
     ggml_tensor * summaries;  // summaries of chunks, or nullptr
     ggml_tensor * open;       // queries of the open chunk, or nullptr
     ggml_tensor * held;       // which rows each head holds, or nullptr: all
-    ggml_tensor * sums;       // of queries, or nullptr
     // what lies close while the pools are far (ops/staging.h), or nullptr
     ggml_tensor * k_staged;
     ggml_tensor * v_staged;
@@ -176,7 +175,6 @@ class lctx_kv_store {
     ggml_tensor * summaries = nullptr;  // [summary_dim, n_chunk_max, n_head or n_query_head, n_seq]
     ggml_tensor * open = nullptr;       // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
     ggml_tensor * held = nullptr;       // [lctx_held::size, n_head, n_seq]
-    ggml_tensor * sums = nullptr;       // [lctx_query_sums::size, n_query_head, n_seq]
     // with n_staged > 0
     ggml_tensor * k_staged = nullptr;       // [head_dim_k, n_head*n_staged << unit_shift]
     ggml_tensor * v_staged = nullptr;       // [head_dim_v, n_head*n_staged << unit_shift]

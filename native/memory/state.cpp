@@ -1,7 +1,7 @@
 // Save and restore: rows as they are stored, so a restored sequence continues with the same logits.
 //
 // Layout: header, then per sequence its id, counters, and for every layer and KV head the bytes of its rows, block by block,
-// K before V, and of its near ring; then what every head holds, sums of queries, summaries of chunks and open queries. The index of keys is
+// K before V, and of its near ring; then what every head holds, summaries of chunks and open queries. The index of keys is
 // made again. What differs from this memory is refused with a message, and nothing is left half restored.
 #include "kv-cache.h"
 #include "llama-io.h"
@@ -94,7 +94,6 @@ void lctx_kv_cache::write_sequence(llama_io_write_i & io, int32_t seq) const {
     const auto write = [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); };
     each_run(seq, write);
     each_held_run(seq, write);
-    each_sum_run(seq, write);
     each_chunk_run(seq, write);
 }
 
@@ -181,7 +180,6 @@ bool lctx_kv_cache::is_score(int32_t score, int32_t voted_to) const {
     switch (retain_->score) {
         case LCTX_SCORE_LAST:  return score >= -1 && score < voted_to;
         case LCTX_SCORE_COUNT: return score >= 0 && score <= (int64_t)voted_to * n_query_head_total_;
-        case LCTX_SCORE_MEAN:  return std::isfinite(lctx_held::as_float(score));
         default:               return lctx_held::as_float(score) >= 0.0f && std::isfinite(lctx_held::as_float(score));
     }
 }
@@ -256,7 +254,6 @@ void lctx_kv_cache::read_sequence(llama_io_read_i & io, int32_t seq) {
     };
     each_run(seq, read);
     read_held(io, seq);
-    each_sum_run(seq, read);
     each_chunk_run(seq, [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); });
     index_rows(seq, 0, s.n_pos);
 }

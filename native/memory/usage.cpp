@@ -107,7 +107,7 @@ void lctx_kv_cache::each_size(const std::function<void(ggml_backend_dev_t, const
     const double share = kv_limit_ > 0 && total > kv_limit_ ? (double)kv_limit_ / (double)total : 1.0;
     for (const auto & store : stores_) {
         lctx_sizes near = store->sizes(most_cells()), far = {};
-        near.other += (means_ ? means_->bytes(store->buft) : 0) + centers_->bytes(store->buft);
+        near.other += centers_->bytes(store->buft);
         if (lctx_arena_grain(store->buft) > 0) {  // where less is taken than there could be
             for (uint64_t * size : {&near.k, &near.v, &near.chunks, &near.near}) {
                 *size = (uint64_t)(share * (double)*size);

@@ -9,8 +9,7 @@
 
 lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create, lctx_dca_create,
     lctx_string_create;
-lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create, lctx_kvzip_create,
-    lctx_triattention_create;
+lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create, lctx_kvzip_create;
 
 namespace {
 
@@ -46,7 +45,6 @@ const std::vector<entry> & table() {
         {"h2o", {"budget", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_h2o_create},
         {"scissorhands", {"budget", "window", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_scissorhands_create},
         {"tova", {"budget", "evict_every", HEADS}, false, false, nullptr, lctx_tova_create},
-        {"triattention", {"budget", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_triattention_create},
         {"kvzip", {}, false, false, nullptr, lctx_kvzip_create},
     };
     return entries;
@@ -75,6 +73,9 @@ const entry & find(const std::string & name) {
         if (e.name == name) {
             return e;
         }
+    }
+    if (name == "triattention") {
+        throw lctx_refusal("the method triattention was removed in version 0.2.0; use h2o or kvzip");
     }
     throw lctx_refusal("unknown method '" + name + "'; available: " + names([](const entry &) { return true; }));
 }
@@ -190,10 +191,6 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
         if (method->n_span() > 1 && !method->retain()->waits()) {
             throw lctx_refusal(spec.name + ": rows of spans stay until they are compressed, so spans and " + spec.rule->name +
                                " do not go together");
-        }
-        if (method->retain()->by_mean() && !method->keeps_positions()) {
-            throw lctx_refusal(spec.rule->name + ": a mean query looks at keys at their own positions, which " + spec.name +
-                               " does not; use " + spec.rule->name + " alone");
         }
     }
     return method;

@@ -168,36 +168,6 @@ struct lctx_vote_args {
     lctx_retain retain;
 };
 
-struct lctx_center_args {
-    const char * q;  // F32 rows as in lctx_attend_args
-    size_t q_head_stride;
-    size_t q_token_stride;
-    int32_t head_dim;
-    int32_t n_head;
-    int32_t n_head_kv;
-    int32_t n_tokens;
-    lctx_cache_args cache;      // without V
-    const lctx_row * rows;      // [n_tokens]
-    const float * angles;       // [*][2*n_pair]
-    int32_t n_pair;             // that are rotated
-    const lctx_voter * voters;  // [n_tokens]
-    const float * ahead;        // [2*n_pair]
-    float * sums;               // lctx_query_sums of a head at sums + head*sums_head_stride + seq*sums_seq_stride
-    size_t sums_head_stride;    // in elements
-    size_t sums_seq_stride;
-    lctx_center_params params;
-
-    LCTX_HD lctx_query_sums sums_of(int32_t head, int32_t seq) const {
-        return {sums + head * sums_head_stride + seq * sums_seq_stride, head_dim};
-    }
-    LCTX_HD const float * query(int32_t token, int32_t head) const {
-        return (const float *)(q + head * q_head_stride + token * q_token_stride);
-    }
-    LCTX_HD lctx_pair_at pair(int32_t i) const { return {i, n_pair, params.rope_mode}; }
-    // The sequence comes to a border with this token.
-    LCTX_HD bool is_due(int32_t token) const { return params.retain.border(voters[token].row) == voters[token].row; }
-};
-
 struct lctx_evict_args {
     lctx_cache_args cache;
     int32_t n_head_kv;

@@ -211,31 +211,6 @@ inline lctx_vote_args lctx_vote_args_of(const ggml_tensor * dst) {
     return args;
 }
 
-inline lctx_center_args lctx_center_args_of(const ggml_tensor * dst) {
-    const ggml_tensor * q = dst->src[0];
-    const ggml_tensor * ahead = dst->src[7];
-    const ggml_tensor * sums = dst->src[8];
-    lctx_center_args args = {};
-    args.q = (const char *)q->data;
-    args.q_head_stride = q->nb[1];
-    args.q_token_stride = q->nb[2];
-    args.head_dim = (int32_t)q->ne[0];
-    args.n_head = (int32_t)q->ne[1];
-    args.n_head_kv = (int32_t)dst->src[2]->ne[1];
-    args.n_tokens = (int32_t)q->ne[2];
-    args.cache = {lctx_pool_of(dst->src[1]), {}, lctx_table_of(dst->src[2]), {}, lctx_held_of(dst->src[5])};
-    args.rows = (const lctx_row *)dst->src[3]->data;
-    args.angles = (const float *)dst->src[4]->data;
-    args.n_pair = ahead ? (int32_t)ahead->ne[0] / 2 : 0;
-    args.voters = (const lctx_voter *)dst->src[6]->data;
-    args.ahead = ahead ? (const float *)ahead->data : nullptr;
-    args.sums = (float *)sums->data;
-    args.sums_head_stride = sums->nb[1] / sizeof(float);
-    args.sums_seq_stride = sums->nb[2] / sizeof(float);
-    args.params = lctx_params_of<lctx_center_params>(dst);
-    return args;
-}
-
 inline lctx_evict_args lctx_evict_args_of(const ggml_tensor * dst) {
     const ggml_tensor * table = dst->src[2];
     const ggml_tensor * summaries = dst->src[5];

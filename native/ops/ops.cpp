@@ -202,24 +202,6 @@ ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor 
     return result;
 }
 
-ggml_tensor * lctx_center(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * table, ggml_tensor * rows,
-                          ggml_tensor * angles, ggml_tensor * held, ggml_tensor * voters, ggml_tensor * ahead, ggml_tensor * sums,
-                          const lctx_center_params & params) {
-    GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0] && q->ne[1] % table->ne[1] == 0);
-    GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
-    GGML_ASSERT(voters->type == GGML_TYPE_I32 && voters->ne[0] == 4 && voters->ne[1] == q->ne[2] && ggml_is_contiguous(voters));
-    GGML_ASSERT(!ahead || (ahead->type == GGML_TYPE_F32 && ahead->ne[0] == angles->ne[0] && ahead->ne[0] <= q->ne[0]));
-    GGML_ASSERT(sums->type == GGML_TYPE_F32 && sums->ne[0] == lctx_query_sums::size((int32_t)q->ne[0]) && sums->ne[1] == q->ne[1]);
-    GGML_ASSERT(held && is_held(held, table) && lctx_hadamard::fits(params.hadamard.k, q->ne[0]) && params.retain.by_mean());
-
-    ggml_tensor * result = ggml_view_tensor(ctx, held);
-    lctx_center_params with_op = params;
-    with_op.op = LCTX_OP_CENTER;
-    set_params(result, with_op);
-    set_sources(result, {q, k, table, rows, angles, held, voters, ahead, sums});
-    return result;
-}
-
 ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
                          ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries, ggml_tensor * index, const lctx_retain & retain,
                          int32_t chunk_size, int32_t index_bits) {

@@ -5,7 +5,6 @@
 // itself when nothing is evicted. A cell's page is table[cell / 64].
 #pragma once
 
-#include "center.h"
 #include "chunks.h"
 #include "ggml.h"
 #include "hadamard.h"
@@ -37,7 +36,6 @@ enum lctx_op : int32_t {
     LCTX_OP_VOTE,
     LCTX_OP_EVICT,
     LCTX_OP_FETCH,
-    LCTX_OP_CENTER,
     LCTX_OP_INDEX,
 };
 
@@ -119,13 +117,6 @@ struct lctx_evict_params {
     lctx_retain retain;
     int32_t chunk_size;  // > 0: rows of the open chunk stay, and a chunk without rows loses its summary
     int32_t index_bits;  // of the index, where there is one
-};
-
-struct lctx_center_params {
-    lctx_op op;
-    int32_t rope_mode;
-    lctx_hadamard hadamard;
-    lctx_retain retain;
 };
 
 struct lctx_fetch_params {
@@ -245,19 +236,6 @@ ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * com
 //   voters:   I32 [4, n_tokens]                      lctx_voter
 //   result:   view of held
 ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * voters, const lctx_retain & retain);
-
-// The queries of the batch count into the sums of their heads; where a sequence comes to a border, its rows get the scores by which they
-// stay: the product of the mean query, seen from later positions, with the key, and what the spread of the queries adds. Of every query
-// head as deviations from its mean over the rows, and of those of a KV head the largest.
-//   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
-//   k:       result of lctx_store, which stores keys at their own positions; table, rows, angles, held: as there
-//   voters:  I32 [4, n_tokens]                       lctx_voter: all vote
-//   ahead:   F32 [n_dims]   cos and sin, means over the distances from which queries will look; NULL: nothing is rotated
-//   sums:    F32 [lctx_query_sums::size, n_head, n_seq]
-//   result:  view of held
-ggml_tensor * lctx_center(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * table, ggml_tensor * rows,
-                          ggml_tensor * angles, ggml_tensor * held, ggml_tensor * voters, ggml_tensor * ahead, ggml_tensor * sums,
-                          const lctx_center_params & params);
 
 // Rows without enough votes leave; the others move up, K and V as stored.
 //   k_pool, v_pool, table, held: as for lctx_store

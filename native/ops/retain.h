@@ -14,15 +14,11 @@ enum lctx_score : int32_t {
     LCTX_SCORE_COUNT,  // how many queries found it important
     LCTX_SCORE_SUM,    // sum of its weights, a float
     LCTX_SCORE_MAX,    // the largest of its weights, a float
-    LCTX_SCORE_MEAN,   // what the mean query expects of it (center.h), a float
 };
 
+// A float.
 LCTX_HD inline bool lctx_is_weight(lctx_score kind) {
     return kind == LCTX_SCORE_SUM || kind == LCTX_SCORE_MAX;
-}
-
-LCTX_HD inline bool lctx_is_float(lctx_score kind) {
-    return lctx_is_weight(kind) || kind == LCTX_SCORE_MEAN;
 }
 
 struct lctx_retain {
@@ -38,8 +34,6 @@ struct lctx_retain {
     LCTX_HD int32_t border(int32_t p) const { return (p / evict_every + 1) * evict_every - 1; }
     LCTX_HD bool votes(int32_t p) const { return border(p) - p < window; }
     LCTX_HD bool waits() const { return window == 0; }
-    // Queries do not vote for what they have read: all of them count into a mean.
-    LCTX_HD bool by_mean() const { return score == LCTX_SCORE_MEAN; }
     // The budget of a head is known when it evicts only.
     LCTX_HD bool own_budgets() const { return adaptive || waits(); }
     // Rows from this one on stay when heads evict after row p. chunk_size: 0 or that of the chunks, of which the open one stays.
@@ -93,7 +87,7 @@ struct lctx_held {
     LCTX_HD static uint32_t rank(lctx_score kind, int32_t score) {
         constexpr uint32_t SIGN = 0x80000000u, INF = 0x7f800000u;
         const uint32_t bits = (uint32_t)score;
-        if (!lctx_is_float(kind)) {
+        if (!lctx_is_weight(kind)) {
             return bits ^ SIGN;
         }
         return (bits & ~SIGN) > INF ? 0 : bits & SIGN ? ~bits : bits | SIGN;

@@ -29,10 +29,7 @@ def few_bits_for_a_bias(architecture: str, type_k: str, method: Method | None) -
 
 
 def _has_one_angle(method: Method) -> bool:
-    rules = [part.name for part in method.parts if part.role == "rule"]
     base = method.parts[0]
-    if "triattention" in rules:
-        return False
     if isinstance(base, LongHeads):
         return base.position == "full"
     return base.role == "rule" or isinstance(base, Window) or (isinstance(base, Full) and (base.spans or 1) == 1)

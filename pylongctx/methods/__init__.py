@@ -15,9 +15,8 @@ from pylongctx.methods.longheads import LongHeads
 from pylongctx.methods.scissorhands import Scissorhands
 from pylongctx.methods.selfextend import SelfExtend
 from pylongctx.methods.string import ShiftedRotary
-from pylongctx.methods.table import METHODS
+from pylongctx.methods.table import METHODS, REMOVED
 from pylongctx.methods.tova import Tova
-from pylongctx.methods.triattention import TriAttention
 from pylongctx.methods.window import Window
 
 __all__ = [
@@ -36,7 +35,6 @@ __all__ = [
     "SelfExtend",
     "ShiftedRotary",
     "Tova",
-    "TriAttention",
     "Window",
     "named",
     "parse",
@@ -83,6 +81,8 @@ def named(spec: str) -> Method | None:
 def _parse_part(spec: str) -> Method:
     name, *options = (part.strip() for part in spec.split(","))
     cls = METHODS.get(name)
+    if name in REMOVED:
+        raise ValueError(f"the method {name} was removed in version 0.2.0; {REMOVED[name]}")
     if cls is None:
         raise ValueError(f"unknown method {name!r}{guess(name, METHODS)}; available: {', '.join(METHODS)}")
     values: dict[str, Any] = {}

@@ -11,7 +11,6 @@ from pylongctx.methods.scissorhands import Scissorhands
 from pylongctx.methods.selfextend import SelfExtend
 from pylongctx.methods.string import ShiftedRotary
 from pylongctx.methods.tova import Tova
-from pylongctx.methods.triattention import TriAttention
 from pylongctx.methods.window import Window
 
 CLASSES: tuple[type[Method], ...] = (
@@ -25,7 +24,7 @@ CLASSES: tuple[type[Method], ...] = (
     H2O,
     Scissorhands,
     Tova,
-    TriAttention,
     Kvzip,
 )
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in CLASSES}
+REMOVED = {"triattention": "use h2o or kvzip"}  # what to use instead

@@ -33,7 +33,6 @@ METHODS = (
     "corm,window=64,recent=64,evict_every=64",
     "h2o,budget=192,recent=32,evict_every=32",
     "tova,budget=192,evict_every=32",
-    "triattention,budget=192,recent=32,evict_every=32",
     "h2o,budget=192,recent=32,evict_every=32,heads=adaptive",
     "kvzip",
     "scissorhands,budget=192",

@@ -1,18 +1,8 @@
-#include "means.h"
+#include "angles.h"
 
 #include "../refusal.h"
-
+#include "ggml-cpp.h"
 #include "ggml-cpu.h"
-
-#include <cstring>
-
-namespace {
-
-void set(ggml_tensor * t, const std::vector<float> & values) {
-    ggml_backend_tensor_set(t, values.data(), 0, ggml_nbytes(t));
-}
-
-}  // namespace
 
 std::vector<float> lctx_factors_of(const std::vector<float> & still, const ggml_tensor * freq_factors, int32_t n_pair) {
     if (!still.empty() || !freq_factors) {
@@ -38,7 +28,7 @@ std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<floa
     }
     ggml_backend_tensor_set(pos, positions.data(), 0, ggml_nbytes(pos));
     if (given) {
-        set(given, factors);
+        ggml_backend_tensor_set(given, factors.data(), 0, ggml_nbytes(given));
     }
     if (ggml_backend_graph_compute(backend.get(), graph) != GGML_STATUS_SUCCESS) {
         throw lctx_refusal("angles could not be computed");
@@ -59,42 +49,4 @@ std::vector<float> lctx_mean_angles(const lctx_rope & rope, const std::vector<fl
         means[i] = (float)(sum / (double)positions.size());
     }
     return means;
-}
-
-std::vector<float> lctx_mean_ahead(const lctx_rope & rope, const std::vector<float> & factors) {
-    constexpr int32_t FARTHEST = 65536;
-    std::vector<int32_t> distances;
-    for (int32_t d = 1; d <= FARTHEST; d *= 2) {
-        distances.push_back(d);
-    }
-    return lctx_mean_angles(rope, factors, distances);
-}
-
-ggml_tensor * lctx_means::of(const lctx_kv_store & store, const lctx_rope & rope, const std::vector<float> & still,
-                             const ggml_tensor * freq_factors) {
-    for (const entry & e : entries_) {
-        if (e.store == &store && memcmp(&e.rope, &rope, sizeof(rope)) == 0 && e.still == still && e.freq_factors == freq_factors) {
-            return e.ahead;
-        }
-    }
-    entry e = {&store, rope, still, freq_factors, nullptr, ggml_context_ptr(ggml_init({ggml_tensor_overhead(), nullptr, true})), nullptr};
-    e.ahead = ggml_new_tensor_1d(e.ctx.get(), GGML_TYPE_F32, rope.n_dims);
-    ggml_set_name(e.ahead, "lctx_ahead");
-    e.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(e.ctx.get(), store.buft));
-    if (!e.buffer) {
-        throw lctx_refusal(store.name() + " has no memory for the angles of mean queries");
-    }
-    if (!dry_) {
-        set(e.ahead, lctx_mean_ahead(rope, lctx_factors_of(still, freq_factors, rope.n_dims / 2)));
-    }
-    entries_.push_back(std::move(e));
-    return entries_.back().ahead;
-}
-
-size_t lctx_means::bytes(ggml_backend_buffer_type_t buft) const {
-    size_t n = 0;
-    for (const entry & e : entries_) {
-        n += e.store->buft == buft ? ggml_nbytes(e.ahead) : 0;
-    }
-    return n;
 }
