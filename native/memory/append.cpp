@@ -6,6 +6,7 @@
 // Append rows [skip, skip + n) of a part. When it throws, the sequence is as before.
 void lctx_kv_cache::append_rows(lctx_state_reader & io, int32_t seq, const lctx_part & part, int32_t skip, int32_t n) {
     std::vector<lctx_part_take> takes;
+    lctx_growth growth = {n, {}, 0};
     each_head([&](lctx_kv_store & store, int32_t head) {
         lctx_part_take take = {part.at.end - part.at.first, skip, n, store.n_cell(seq, head, seqs_[seq].n_pos)};
         if (has_lists()) {
@@ -15,15 +16,18 @@ void lctx_kv_cache::append_rows(lctx_state_reader & io, int32_t seq, const lctx_
             take.n = (int32_t)(std::lower_bound(rows.begin(), rows.end(), skip + n) - rows.begin()) - take.first;
         }
         takes.push_back(take);
+        growth.n_each.push_back(take.n);
     });
+    const std::string why = grow_to_write(seq, growth);
+    part_require(why.empty(), why);
     try {
-        grow_by(seq, n, takes);
         size_t i = 0;
         each_head([&](lctx_kv_store & store, int32_t head) {
             const lctx_part_take & take = takes[i++];
             for (int32_t row = 0, n_block; row < take.n_row; row += n_block) {
                 n_block = std::min(LCTX_PAGE_ROWS, take.n_row - row);
-                for (ggml_tensor * pool : store.pools()) {
+                for (const lctx_plane * rows : store.row_planes()) {
+                    ggml_tensor * pool = rows->tensor;
                     const uint8_t * bytes = part_rows(io, pool, n_block);
                     const int32_t end = std::min(n_block, take.first + take.n - row);
                     for (int32_t at = std::max(0, take.first - row), n_run; at < end; at += n_run) {
@@ -38,54 +42,10 @@ void lctx_kv_cache::append_rows(lctx_state_reader & io, int32_t seq, const lctx_
         });
         part_finish(io);
     } catch (...) {
-        shrink_by(seq, n, takes);
+        shrink(seq, growth);
         throw;
     }
     note_rows(seq, n, part, skip, takes);
-}
-
-// Room for n rows, of which each head holds what it takes; devices are waited for.
-void lctx_kv_cache::grow_by(int32_t seq, int32_t n, const std::vector<lctx_part_take> & takes) {
-    sequence & s = seqs_[seq];
-    size_t i = 0;
-    each_head([&](lctx_kv_store & store, int32_t head) { store.gone(seq, head) += n - takes[i++].n; });
-    s.n_pos += n;  // what is taken is dropped again should there be too little
-    std::string why;
-    for (const auto & store : stores_) {
-        why = why.empty() ? store->commit_rows(seq, s.n_pos - n, s.n_pos) : why;
-    }
-    i = 0;
-    each_head([&](lctx_kv_store & store, int32_t head) {
-        const lctx_part_take & take = takes[i++];
-        if (why.empty() && take.to % LCTX_PAGE_ROWS != 0) {
-            why = store.own_page(seq, head, take.to / LCTX_PAGE_ROWS);
-        }
-        for (int32_t block = n_block(take.to); why.empty() && block < n_block(take.to + take.n); block++) {
-            why = store.take_page(seq, head, block);
-        }
-    });
-    part_require(why.empty(), why);
-    const std::string limit = check_limit(n_held_page(), lengths());
-    part_require(limit.empty(), limit);
-    note_peak();
-    for (const auto & store : stores_) {
-        store->wait();
-        store->forget_staged(seq);
-    }
-}
-
-void lctx_kv_cache::shrink_by(int32_t seq, int32_t n, const std::vector<lctx_part_take> & takes) {
-    sequence & s = seqs_[seq];
-    size_t i = 0;
-    each_head([&](lctx_kv_store & store, int32_t head) {
-        const lctx_part_take & take = takes[i++];
-        store.drop_pages(seq, head, n_block(take.to), n_block(take.to + take.n));
-        store.gone(seq, head) -= n - take.n;
-    });
-    for (const auto & store : stores_) {
-        store->return_rows(seq, s.n_pos - n, s.n_pos);
-    }
-    s.n_pos -= n;
 }
 
 // Which rows the heads hold now; before the end of those that were compressed the sequence cannot be cut.

@@ -83,32 +83,80 @@ void lctx_kv_cache::truncate(int32_t seq, int32_t n_pos) {
     }
 }
 
-// Rows up to n_pos, in pages that only this sequence writes to; nothing changes when there are too few pages.
-bool lctx_kv_cache::grow(int32_t seq, int32_t n_pos) {
-    sequence & s = seqs_[seq];
-    std::vector<int32_t> wanted = lengths();
-    wanted[seq] = n_pos;
-    for (const auto & store : stores_) {
-        if (pages_needed(*store, wanted) > store->pages().n_free()) {
-            return refuse("the page pool is empty");
-        }
-    }
-    std::string why;
-    for (const auto & store : stores_) {
-        why = why.empty() ? store->commit_rows(seq, s.n_pos, n_pos) : why;
-    }
+// The cells that growth takes in each head, once n_pos and gone are those after it: f(store, head, first, end).
+template <typename F> void lctx_kv_cache::each_new(int32_t seq, const lctx_growth & by, F && f) {
+    size_t i = 0;
     each_head([&](lctx_kv_store & store, int32_t head) {
-        const int32_t now = store.n_cell(seq, head, s.n_pos), then = store.n_cell(seq, head, n_pos);
-        if (why.empty() && now % LCTX_PAGE_ROWS != 0) {
-            why = store.own_page(seq, head, now / LCTX_PAGE_ROWS);
+        const int32_t end = store.n_cell(seq, head, seqs_[seq].n_pos);
+        f(store, head, end - by.held(i++), end);
+    });
+}
+
+// Why growth that was noted has no pages; empty when it has.
+std::string lctx_kv_cache::why_no_pages(int32_t seq, const lctx_growth & by) {
+    std::map<const lctx_kv_store *, int32_t> wanted;
+    int64_t n_all = 0;
+    each_new(seq, by, [&](lctx_kv_store & store, int32_t head, int32_t first, int32_t end) {
+        const int32_t last = seqs_[seq].shares && first % LCTX_PAGE_ROWS != 0 ? store.page(seq, head, first / LCTX_PAGE_ROWS) : -1;
+        int32_t n = last >= 0 && store.pages().is_shared(last);
+        for (int32_t block = n_block(first); block < n_block(end); block++) {
+            n += !is_dead(block, by.first_live);
         }
-        for (int32_t block = n_block(now); why.empty() && block < n_block(then); block++) {
-            why = store.take_page(seq, head, block);
+        wanted[&store] += n, n_all += n;
+    });
+    for (const auto & [store, n] : wanted) {
+        if (n > store->pages().n_free()) {
+            return "the page pool is empty";
+        }
+    }
+    return check_limit(n_held_page() + n_all, lengths());
+}
+
+std::string lctx_kv_cache::grow(int32_t seq, const lctx_growth & by) {
+    sequence & s = seqs_[seq];
+    size_t i = 0;
+    each_head([&](lctx_kv_store & store, int32_t head) { store.gone(seq, head) += by.n - by.held(i++); });
+    s.n_pos += by.n;
+    std::string why = why_no_pages(seq, by);
+    for (const auto & store : stores_) {
+        why = why.empty() ? store->commit_rows(seq, s.n_pos - by.n, s.n_pos) : why;
+    }
+    each_new(seq, by, [&](lctx_kv_store & store, int32_t head, int32_t first, int32_t end) {
+        if (why.empty() && first % LCTX_PAGE_ROWS != 0) {
+            why = store.own_page(seq, head, first / LCTX_PAGE_ROWS);
+        }
+        for (int32_t block = n_block(first); why.empty() && block < n_block(end); block++) {
+            why = is_dead(block, by.first_live) ? "" : store.take_page(seq, head, block);
         }
     });
-    s.n_pos = n_pos;  // what was taken is dropped again should there be too little
-    s.first_near = shape_.near_rows > 0 ? std::max(s.first_near, n_pos - shape_.near_rows) : 0;
-    return why.empty() || refuse(why);
+    if (!why.empty()) {
+        shrink(seq, by);
+        return why;
+    }
+    s.first_near = shape_.near_rows > 0 ? std::max(s.first_near, s.n_pos - shape_.near_rows) : 0;
+    return "";
+}
+
+void lctx_kv_cache::shrink(int32_t seq, const lctx_growth & by) {
+    sequence & s = seqs_[seq];
+    each_new(seq, by, [&](lctx_kv_store & store, int32_t head, int32_t first, int32_t end) {
+        store.drop_pages(seq, head, n_block(first), n_block(end));
+        store.gone(seq, head) -= by.n - (end - first);
+    });
+    for (const auto & store : stores_) {
+        store->return_rows(seq, s.n_pos - by.n, s.n_pos);
+    }
+    s.n_pos -= by.n;
+}
+
+std::string lctx_kv_cache::grow_to_write(int32_t seq, const lctx_growth & by) {
+    std::string why = grow(seq, by);
+    for (const auto & store : stores_) {
+        store->wait();  // llama.cpp writes to the tensors, in the end
+        store->forget_staged(seq);
+    }
+    note_peak();
+    return why;
 }
 
 bool lctx_kv_cache::place(const llama_ubatch & ubatch) {
@@ -130,8 +178,9 @@ bool lctx_kv_cache::place(const llama_ubatch & ubatch) {
     }
     note_votes(ubatch);
     for (int32_t seq = 0; seq < n_seq_; seq++) {
-        if (last[seq] >= 0 && !grow(seq, last[seq] + 1)) {
-            return false;
+        const std::string why = last[seq] >= 0 ? grow(seq, {last[seq] + 1 - seqs_[seq].n_pos, {}, 0}) : "";
+        if (!why.empty()) {
+            return refuse(why);
         }
     }
     note_peak();
@@ -154,7 +203,7 @@ bool lctx_kv_cache::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
     });
     std::string why;
     for (const auto & store : stores_) {
-        why = why.empty() ? store->commit_rows(dst, 0, seqs_[src].n_pos) : why;
+        why = why.empty() ? store->commit_rows(dst, 0, n_pos) : why;
     }
     if (!why.empty()) {
         truncate(dst, 0);
@@ -163,21 +212,11 @@ bool lctx_kv_cache::copy_prefix(int32_t src, int32_t dst, int32_t n_pos) {
     for (const auto & store : stores_) {
         store->forget_staged(dst);
     }
-    copy_evictions(src, dst);
-    take_votes_back(dst, n_pos);
     seqs_[dst].n_pos = n_pos;
     cut_spans(dst);
     forget_open(dst);
-    each_head([&](lctx_kv_store & store, int32_t head) {
-        if (ggml_tensor * t = store.near) {
-            const size_t ring = head * t->nb[2], n_near = std::min(seqs_[src].n_pos, shape_.near_rows);
-            store.copy(t, ring + src * t->nb[3], ring + dst * t->nb[3], n_near * t->nb[1]);
-        }
-    });
-    copy_chunks(src, dst);
-    for (const auto & store : stores_) {
-        store->return_rows(dst, n_pos, seqs_[src].n_pos);
-    }
+    copy_planes(src, dst);
+    take_votes_back(dst, n_pos);
     note_peak();
     return true;
 }

@@ -137,32 +137,8 @@ void lctx_kv_cache::forget_evictions(int32_t seq) {
         for (int32_t head = 0; head < store->n_head; head++) {
             store->gone(seq, head) = 0;
         }
-        if (store->held) {
-            store->set_headers(seq, 0, -1);
-        }
+        store->set_headers(seq, 0, -1);
     }
-}
-
-void lctx_kv_cache::copy_evictions(int32_t src, int32_t dst) {
-    each_held_run(dst, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
-        const size_t of_seq = store.held_offset(1, 0, 0) - store.held_offset(0, 0, 0);
-        store.copy(t, offset + src * of_seq - dst * of_seq, offset, size);
-    });
-    for (const auto & store : stores_) {
-        if (store->held) {
-            const size_t size = (size_t)store->n_head * lctx_held::HEADER * sizeof(int32_t);
-            store->copy(store->held, store->held_offset(src, 0, -1), store->held_offset(dst, 0, -1), size);
-        }
-    }
-}
-
-// Every run of bytes that says what the heads of the sequence hold.
-void lctx_kv_cache::each_held_run(int32_t seq, const run_visitor & f) const {
-    each_head([&](lctx_kv_store & store, int32_t head) {
-        for (int32_t plane = 0; store.held && plane < lctx_held::PLANES; plane++) {
-            f(store, store.held, store.held_offset(seq, head, plane), store.n_cell(seq, head, seqs_[seq].n_pos) * sizeof(int32_t));
-        }
-    });
 }
 
 int32_t lctx_kv_cache::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) const {

@@ -50,6 +50,24 @@ struct lctx_part {
     std::vector<std::vector<int32_t>> rows;  // of every KV head, from at.first on; empty: every head has all
 };
 
+// How a sequence grows: by n rows, of which each head holds n_each (in the order of its layers; empty: all of them). Those before
+// first_live are rows that no query reads any more, but for the first ones.
+struct lctx_growth {
+    int32_t n;
+    std::vector<int32_t> n_each;
+    int32_t first_live;
+
+    int32_t held(size_t head) const { return n_each.empty() ? n : n_each[head]; }
+};
+
+// What is saved of a sequence: all of it in a state, or rows [first, end) in a part.
+struct lctx_extent {
+    lctx_plane_saved saved;
+    int32_t first, end;
+
+    bool is_part() const { return saved == lctx_plane_saved::in_parts; }
+};
+
 class lctx_kv_cache {
   public:
     // layers: those it holds. kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices for pages that lie
@@ -195,8 +213,8 @@ class lctx_kv_cache {
         lctx_layer_heads heads = {};  // in the store; none: the layer has no rows here
     };
 
-    // A run of bytes: offset and size in a tensor of a store.
-    using run_visitor = std::function<void(lctx_kv_store &, ggml_tensor *, size_t, size_t)>;
+    // A run of bytes: offset and size in the tensor of a plane.
+    using run_visitor = std::function<void(lctx_kv_store &, const lctx_plane &, size_t, size_t)>;
 
     static int32_t n_block(int32_t n_rows) { return lctx_kv_shape::n_block(n_rows); }
     void find_key_bias(const llama_model & model);
@@ -220,7 +238,18 @@ class lctx_kv_cache {
     int32_t pages_needed(const lctx_kv_store & store, const std::vector<int32_t> & n_pos) const;
     bool promise(const llama_batch & batch);
     void drop_dead(int32_t seq, int32_t p);
-    bool grow(int32_t seq, int32_t n_pos);
+    // Rows in [n_sink, first_live) have lost their pages.
+    bool is_dead(int32_t block, int32_t first_live) const {
+        return block >= n_block(method_->n_sink()) && (block + 1) * LCTX_PAGE_ROWS <= first_live;
+    }
+    template <typename F> void each_new(int32_t seq, const lctx_growth & by, F && f);
+    std::string why_no_pages(int32_t seq, const lctx_growth & by);
+    // Room for more rows, in pages that only this sequence writes to. Empty when it is there; else the reason, and nothing has changed.
+    std::string grow(int32_t seq, const lctx_growth & by);
+    // Take growth back.
+    void shrink(int32_t seq, const lctx_growth & by);
+    // grow, for rows that the host writes: nothing runs on the devices then.
+    std::string grow_to_write(int32_t seq, const lctx_growth & by);
     bool copy_prefix(int32_t src, int32_t dst, int32_t n_pos);
 
     // evict.cpp: votes and evictions
@@ -232,8 +261,6 @@ class lctx_kv_cache {
     void note_votes(const llama_ubatch & ubatch);
     void take_votes_back(int32_t seq, int32_t n_pos);
     void forget_evictions(int32_t seq);
-    void copy_evictions(int32_t src, int32_t dst);
-    void each_held_run(int32_t seq, const run_visitor & f) const;
 
     // compress.cpp: who keeps how much
     void add_contenders(lctx_kv_store & store, int32_t seq, const lctx_layer_heads & heads, std::vector<lctx_contender> & contenders) const;
@@ -246,10 +273,16 @@ class lctx_kv_cache {
     void keep_open();
     void place_open(const llama_ubatch & ubatch);
     void forget_open(int32_t seq);
-    void copy_chunks(int32_t src, int32_t dst);
-    size_t chunk_bytes(int32_t n_pos) const;
-    void each_chunk_run(int32_t seq, const run_visitor & f) const;
-    void each_summary_run(int32_t seq, int32_t first_chunk, int32_t n_chunk, const run_visitor & f) const;
+
+    // kv-planes.cpp: loops over all planes
+    lctx_extent whole(int32_t seq) const { return {lctx_plane_saved::in_states, 0, seqs_[seq].n_pos}; }
+    void each_page_run(lctx_kv_store & store, int32_t seq, int32_t head, int32_t first, int32_t end, const run_visitor & f) const;
+    template <typename F>
+    void each_entry_run(const lctx_plane & plane, int32_t seq, int32_t n_gone, const lctx_extent & what, F && f) const;
+    void each_run(int32_t seq, const lctx_extent & what, const run_visitor & f) const;
+    void each_layer_run(const layer_place & layer, int32_t seq, const lctx_extent & what, lctx_plane_key group,
+                        const run_visitor & f) const;
+    void copy_planes(int32_t src, int32_t dst);
 
     std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
     std::string check_room(const std::vector<int32_t> & n_pos) const;
@@ -262,12 +295,9 @@ class lctx_kv_cache {
     void write_sequence(llama_io_write_i & io, int32_t seq) const;
     void check_header(llama_io_read_i & io, int32_t n_seq) const;
     void read_sequence(llama_io_read_i & io, int32_t seq);
-    void take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone);
-    void read_held(llama_io_read_i & io, int32_t seq);
+    std::string why_no_values(const sequence & s, const lctx_plane & plane, const std::vector<uint8_t> & bytes) const;
     std::string why_no_state(const sequence & s) const;
     bool is_score(int32_t score, int32_t voted_to) const;
-    void each_run(int32_t seq, const run_visitor & f) const;
-    void each_cell_run(lctx_kv_store & store, int32_t seq, int32_t head, int32_t first, int32_t end, const run_visitor & f) const;
     void write_header(llama_io_write_i & io, int32_t n_seq) const;
 
     // spans.cpp
@@ -286,15 +316,11 @@ class lctx_kv_cache {
     lctx_part part_begin(lctx_state_reader & io) const;
     void write_lists(llama_io_write_i & io, int32_t seq, const lctx_part_range & at) const;
     void read_lists(lctx_state_reader & io, lctx_part & part) const;
-    void part_grow(int32_t seq, int32_t n_pos);
     static const uint8_t * part_rows(lctx_state_reader & io, const ggml_tensor * t, int64_t n);
     static void part_finish(const lctx_state_reader & io);
-    void each_part_run(int32_t seq, int32_t first, int32_t end, const run_visitor & f) const;
 
     // append.cpp
     void append_rows(lctx_state_reader & io, int32_t seq, const lctx_part & part, int32_t skip, int32_t n);
-    void grow_by(int32_t seq, int32_t n, const std::vector<lctx_part_take> & takes);
-    void shrink_by(int32_t seq, int32_t n, const std::vector<lctx_part_take> & takes);
     void note_rows(int32_t seq, int32_t n, const lctx_part & part, int32_t skip, const std::vector<lctx_part_take> & takes);
 
     std::unique_ptr<lctx_method> method_;

@@ -18,6 +18,9 @@ std::vector<int32_t> lctx_kv_store::headers(int32_t seq) {
 }
 
 void lctx_kv_store::set_headers(int32_t seq, int32_t dense_from, int32_t undo_from) {
+    if (!held) {
+        return;
+    }
     std::vector<int32_t> values((size_t)n_head * lctx_held::HEADER);
     for (int32_t head = 0; head < n_head; head++) {
         const lctx_held h = {&values[(size_t)head * lctx_held::HEADER], nullptr, 0};
@@ -26,6 +29,12 @@ void lctx_kv_store::set_headers(int32_t seq, int32_t dense_from, int32_t undo_fr
         h.undo_from() = undo_from;
     }
     write(held, held_offset(seq, 0, -1), values.data(), values.size() * sizeof(int32_t));
+}
+
+void lctx_kv_store::copy_headers(int32_t src, int32_t dst) {
+    if (held) {
+        copy(held, held_offset(src, 0, -1), held_offset(dst, 0, -1), (size_t)n_head * lctx_held::HEADER * sizeof(int32_t));
+    }
 }
 
 void lctx_kv_store::take_votes_back(int32_t seq, int32_t n_pos) {
@@ -93,10 +102,11 @@ bool lctx_kv_store::evict(const std::vector<int32_t> & due, int32_t n_threads) {
 
 // Pages and planes behind the rows that stayed are free.
 void lctx_kv_store::shrink(int32_t seq, int32_t head, int32_t n_before, int32_t n_left) {
-    const auto whole = [&](int32_t n) { return (size_t)std::min(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, shape_.n_ctx); };
+    const auto whole = [&](int32_t n) { return std::min(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, shape_.n_ctx); };
     drop_pages(seq, head, lctx_kv_shape::n_block(n_left), lctx_kv_shape::n_block(n_before));
-    for (int32_t plane = 0; whole(n_left) < whole(n_before) && plane < lctx_held::PLANES; plane++) {
-        const size_t base = at(held) + held_offset(seq, head, plane);
-        arena_->give_back(base + whole(n_left) * sizeof(int32_t), base + whole(n_before) * sizeof(int32_t));
+    for (const lctx_plane & plane : planes_) {
+        if (plane.key == lctx_plane_key::cell && whole(n_left) < whole(n_before)) {
+            arena_->give_back(at(held) + plane.offset(seq, head, whole(n_left)), at(held) + plane.offset(seq, head, whole(n_before)));
+        }
     }
 }

@@ -175,30 +175,20 @@ void lctx_kv_store::return_pages() {
 
 // f(from, end) for the bytes beside the pages that rows [n_from, n_to) of a sequence take, in whole pages of rows; false as soon as f is.
 template <typename F> bool lctx_kv_store::each_row_range(int32_t seq, int32_t n_from, int32_t n_to, F && f) const {
-    const auto whole = [](int32_t n, int64_t most) { return std::min<int64_t>(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, most); };
-    const auto rows = [&](const ggml_tensor * t, int64_t head, int64_t from, int64_t to) {
-        const size_t base = at(t) + seq * t->nb[3] + head * t->nb[2];
-        return from >= to || f(base + from * t->nb[1], base + to * t->nb[1]);
+    const auto whole = [&](int32_t n) { return std::min(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, shape_.n_ctx); };
+    const auto committed = [&](const lctx_plane & plane, int32_t head, int32_t n) {
+        const int32_t n_cell = n == 0 || plane.key != lctx_plane_key::cell ? 0 : std::max(0, this->n_cell(seq, head, n));
+        return plane.committed(whole(n), whole(n_cell));
     };
-    bool ok = true;
-    for (int32_t head = 0; near && ok && head < n_head; head++) {
-        ok = rows(near, head, whole(n_from, shape_.near_rows), whole(n_to, shape_.near_rows));
+    for (const lctx_plane & plane : planes_) {
+        for (int32_t head = 0; plane.key != lctx_plane_key::page && head < plane.n_head; head++) {
+            const int32_t from = committed(plane, head, n_from), to = committed(plane, head, n_to);
+            if (from < to && !f(at(plane.tensor) + plane.offset(seq, head, from), at(plane.tensor) + plane.offset(seq, head, to))) {
+                return false;
+            }
+        }
     }
-    for (int64_t head = 0; summaries && ok && head < summaries->ne[2]; head++) {
-        const int64_t from = shape_.n_complete((int32_t)whole(n_from, shape_.n_ctx));
-        ok = rows(summaries, head, from, shape_.n_complete((int32_t)whole(n_to, shape_.n_ctx)));
-    }
-    for (int64_t head = 0; open && ok && n_from == 0 && head < n_query_head; head++) {
-        ok = rows(open, head, 0, n_to > 0 ? open->ne[1] : 0);
-    }
-    for (int32_t i = 0; held && ok && i < n_head * lctx_held::PLANES; i++) {
-        const int32_t head = i / lctx_held::PLANES;
-        const size_t base = at(held) + held_offset(seq, head, i % lctx_held::PLANES);
-        const int64_t from = n_from == 0 ? 0 : whole(n_cell(seq, head, n_from), shape_.n_ctx);
-        const int64_t to = whole(n_cell(seq, head, n_to), shape_.n_ctx);
-        ok = from >= to || f(base + from * sizeof(int32_t), base + to * sizeof(int32_t));
-    }
-    return ok;
+    return true;
 }
 
 std::string lctx_kv_store::commit_rows(int32_t seq, int32_t n_now, int32_t n_then) {

@@ -79,6 +79,84 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
         budgets_ = shape.retain->own_budgets() ? tensor("lctx_budgets", GGML_TYPE_I32, n_head, shape.n_seq) : nullptr;
         budget_.assign(budgets_ ? gone_.size() : 0, shape.retain->budget);
     }
+    list_planes();
+}
+
+// A plane is a line here.
+void lctx_kv_store::list_planes() {
+    using key = lctx_plane_key;
+    using saved = lctx_plane_saved;
+    using values = lctx_plane_values;
+    const auto pages = [&](ggml_tensor * t, saved when, uint64_t lctx_sizes::*counted_as) {
+        planes_.push_back({t, t->nb[1], 0, 0, 0, key::page, false, n_head, 0, 1, false, when, values::finite, counted_as});
+    };
+    // a tensor [*, entries, heads, n_seq]
+    const auto heads = [&](ggml_tensor * t, key of, bool by_query, int32_t rows_each, saved when, values are) {
+        const auto n = (int32_t)t->ne[2], n_entry = (int32_t)t->ne[1];
+        planes_.push_back({t, t->nb[1], 0, t->nb[2], t->nb[3], of, by_query, n, n_entry, rows_each, of == key::query, when, are,
+                           of == key::ring ? &lctx_sizes::near : &lctx_sizes::chunks});
+    };
+    // one of the lists of cells
+    const auto cells = [&](int32_t i, values are) {
+        const size_t of_head = lctx_held::PLANES * shape_.n_ctx * sizeof(int32_t);
+        planes_.push_back({held, sizeof(int32_t), held_offset(0, 0, i), of_head, n_head * of_head, key::cell, false, n_head, shape_.n_ctx,
+                           1, false, saved::in_states, are, &lctx_sizes::other});
+    };
+    const int32_t chunk_size = shape_.chunks ? shape_.chunks->chunk_size : 1;
+    const bool by_query = shape_.chunks && shape_.chunks->by_attention();
+    pages(k_pool, saved::in_parts, &lctx_sizes::k);
+    if (shape_.v_offset < 0) {
+        pages(v_pool, saved::in_parts, &lctx_sizes::v);
+    }
+    if (index) {
+        pages(index, saved::never, &lctx_sizes::chunks);  // it is made again from K
+    }
+    if (near) {
+        heads(near, key::ring, false, 1, saved::in_parts, values::finite);
+    }
+    if (held) {
+        cells(0, values::rows), cells(1, values::scores), cells(2, values::undo);
+    }
+    if (summaries) {
+        heads(summaries, key::chunk, by_query, chunk_size, saved::in_parts, values::any);
+    }
+    if (open) {
+        heads(open, key::query, by_query, chunk_size, saved::in_states, values::any);
+    }
+}
+
+std::vector<const lctx_plane *> lctx_kv_store::row_planes() const {
+    std::vector<const lctx_plane *> found;
+    for (const lctx_plane & plane : planes_) {
+        if (plane.key == lctx_plane_key::page && plane.saved != lctx_plane_saved::never) {
+            found.push_back(&plane);
+        }
+    }
+    return found;
+}
+
+std::vector<ggml_tensor *> lctx_kv_store::paged() const {
+    std::vector<ggml_tensor *> found;
+    for (const lctx_plane & plane : planes_) {
+        if (plane.key == lctx_plane_key::page) {
+            found.push_back(plane.tensor);
+        }
+    }
+    return found;
+}
+
+uint64_t lctx_kv_store::n_entry(const lctx_plane & plane, const std::vector<int32_t> & n_pos) const {
+    uint64_t n = 0;
+    for (int32_t seq = 0; seq < shape_.n_seq; seq++) {
+        if (plane.key == lctx_plane_key::cell) {
+            for (int32_t head = 0; head < n_head; head++) {
+                n += plane.used(n_pos[seq], n_cell(seq, head, n_pos[seq]));
+            }
+        } else {
+            n += (uint64_t)plane.n_head * plane.used(n_pos[seq], 0);
+        }
+    }
+    return n;
 }
 
 size_t lctx_kv_store::bytes() const {
@@ -92,20 +170,18 @@ size_t lctx_kv_store::far_bytes() const {
 }
 
 lctx_sizes lctx_kv_store::sizes(int32_t n_cell) const {
-    const bool is_whole = grain_ == 0;
-    const auto pool = [&](const ggml_tensor * t) -> uint64_t {
-        const uint64_t n_row = (uint64_t)shape_.n_seq * n_head * lctx_kv_shape::n_block(n_cell) * LCTX_PAGE_ROWS;
-        return is_whole ? ggml_nbytes(t) : std::min<uint64_t>(ggml_nbytes(t), n_row * t->nb[1]);
-    };
-    const auto all = [](const ggml_tensor * t) -> uint64_t { return t ? ggml_nbytes(t) : 0; };
+    const uint64_t n_row = (uint64_t)shape_.n_seq * n_head * lctx_kv_shape::n_block(n_cell) * LCTX_PAGE_ROWS;
     lctx_sizes s = {};
-    s.k = pool(k_pool), s.v = shape_.v_offset < 0 ? pool(v_pool) : 0;
-    s.chunks = (index ? pool(index) : 0) + all(summaries) + all(open);
-    s.near = all(near);
-    s.other =
-        bytes() + far_bytes() - all(k_pool) - (shape_.v_offset < 0 ? all(v_pool) : 0) - all(index) - all(summaries) - all(open) - s.near;
-    if (held && !is_whole) {
-        s.other -= (uint64_t)shape_.n_seq * n_head * lctx_held::PLANES * (shape_.n_ctx - n_cell) * sizeof(int32_t);
+    s.other = bytes() + far_bytes();
+    for (const lctx_plane & plane : planes_) {
+        const uint64_t all = ggml_nbytes(plane.tensor);
+        if (plane.key == lctx_plane_key::cell) {  // counted with its tensor; only cells that are held have memory
+            s.other -= grain_ == 0 ? 0 : (uint64_t)shape_.n_seq * n_head * (shape_.n_ctx - n_cell) * plane.entry_size;
+        } else {
+            s.other -= all;
+            s.*plane.counted_as +=
+                plane.key == lctx_plane_key::page && grain_ > 0 ? std::min<uint64_t>(all, n_row * plane.entry_size) : all;
+        }
     }
     return s;
 }

@@ -11,6 +11,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "pages.h"
+#include "planes.h"
 
 #include <memory>
 #include <string>
@@ -139,6 +140,7 @@ class lctx_kv_store {
     size_t held_offset(int32_t seq, int32_t head, int32_t plane) const;  // plane -1: the header
     std::vector<int32_t> headers(int32_t seq);                           // [n_head][lctx_held::HEADER]
     void set_headers(int32_t seq, int32_t dense_from, int32_t undo_from);
+    void copy_headers(int32_t src, int32_t dst);
     // What the queries of a sequence from row n_pos on did, as far as they were reached.
     void take_votes_back(int32_t seq, int32_t n_pos);
     // Where heads have budgets of their own: how many rows the next eviction leaves.
@@ -147,18 +149,12 @@ class lctx_kv_store {
     // when the device fails.
     bool evict(const std::vector<int32_t> & due, int32_t n_threads);
 
-    // The tensors of rows, which are saved: V only where it has rows of its own.
-    std::vector<ggml_tensor *> pools() const {
-        return shape_.v_offset < 0 ? std::vector<ggml_tensor *>{k_pool, v_pool} : std::vector<ggml_tensor *>{k_pool};
-    }
-    // The tensors of pages: and the index, which is made again from K.
-    std::vector<ggml_tensor *> paged() const {
-        std::vector<ggml_tensor *> tensors = pools();
-        if (index) {
-            tensors.push_back(index);
-        }
-        return tensors;
-    }
+    // All that it keeps of its heads, in the order of states.
+    const std::vector<lctx_plane> & planes() const { return planes_; }
+    // Those of rows in pages that are saved: K, and V where it has rows of its own.
+    std::vector<const lctx_plane *> row_planes() const;
+    // Entries of a plane beside the pages that sequences of these lengths have.
+    uint64_t n_entry(const lctx_plane & plane, const std::vector<int32_t> & n_pos) const;
     // Make the index of rows [first, end) of a sequence again, after they were written from elsewhere.
     void index_rows(int32_t seq, int32_t first, int32_t end, int32_t n_threads);
 
@@ -188,6 +184,8 @@ class lctx_kv_store {
     bool is_far(const ggml_tensor * t) const { return far_ && (t == k_pool || t == v_pool); }
     lctx_arena & arena_of(const ggml_tensor * t) const { return is_far(t) ? *far_ : *arena_; }
     void init_staging();
+    void list_planes();
+    std::vector<ggml_tensor *> paged() const;  // the tensors of pages, with the index
 
     template <typename F> void each_tensor(F && f) const {
         for (ggml_tensor * t = ggml_get_first_tensor(ctx_.get()); t; t = ggml_get_next_tensor(ctx_.get(), t)) {
@@ -221,6 +219,7 @@ class lctx_kv_store {
     ggml_backend_t backend_ = nullptr;
     bool is_idle_ = true;  // nothing was started on the device since the last wait()
 
+    std::vector<lctx_plane> planes_;
     lctx_pages pages_;
     int32_t n_promised_ = 0;
     int32_t * table_ = nullptr;    // where the host keeps the table: its tensor on the CPU

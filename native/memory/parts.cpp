@@ -27,21 +27,6 @@ std::string lctx_kv_cache::why_no_parts() const {
     return method_->first_row(INT32_MAX) > 0 ? "rows of earlier positions are dropped" : "";
 }
 
-// Every run of bytes of the part: rows, near keys that queries after it may read, and summaries.
-void lctx_kv_cache::each_part_run(int32_t seq, int32_t first, int32_t end, const run_visitor & f) const {
-    each_head([&](lctx_kv_store & store, int32_t head) {
-        each_cell_run(store, seq, head, first == 0 ? 0 : store.n_cell(seq, head, first), store.n_cell(seq, head, end), f);
-        ggml_tensor * near = store.near;
-        for (int32_t p = first_near(first, end), n; near && p < end; p += n) {
-            const int32_t slot = p % shape_.near_rows;
-            n = std::min(end - p, shape_.near_rows - slot);
-            f(store, near, seq * near->nb[3] + head * near->nb[2] + slot * near->nb[1], n * near->nb[1]);
-        }
-    });
-    const int32_t first_chunk = shape_.n_complete(first);
-    each_summary_run(seq, first_chunk, shape_.n_complete(end) - first_chunk, f);
-}
-
 // The first near key that a part holds.
 int32_t lctx_kv_cache::first_near(int32_t first, int32_t end) const {
     return shape_.near_rows > 0 ? std::max(first, end - method_->near_window() + 1) : end;
@@ -74,7 +59,8 @@ void lctx_kv_cache::part_write(llama_io_write_i & io, int32_t seq, int32_t first
     write_lists(io, seq, positions);
     static constexpr uint8_t ZEROS[ALIGNMENT] = {};
     io.write(ZEROS, GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
-    each_part_run(seq, first, end, [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); });
+    each_run(seq, {lctx_plane_saved::in_parts, first, end},
+             [&](lctx_kv_store &, const lctx_plane & plane, size_t offset, size_t size) { io.write_tensor(plane.tensor, offset, size); });
 }
 
 // The header of a part is this memory's.
@@ -121,20 +107,6 @@ void lctx_kv_cache::read_lists(lctx_state_reader & io, lctx_part & part) const {
     }
 }
 
-// Room for rows up to n_pos, on devices that are waited for.
-void lctx_kv_cache::part_grow(int32_t seq, int32_t n_pos) {
-    if (!grow(seq, n_pos)) {
-        throw lctx_refusal(take_error());
-    }
-    const std::string limit = check_limit(n_held_page(), lengths());
-    part_require(limit.empty(), limit);
-    note_peak();
-    for (const auto & store : stores_) {
-        store->wait();
-        store->forget_staged(seq);
-    }
-}
-
 // The next n rows of a part, as a tensor has them.
 const uint8_t * lctx_kv_cache::part_rows(lctx_state_reader & io, const ggml_tensor * t, int64_t n) {
     const uint8_t * bytes = io.take(n * t->nb[1]);
@@ -156,12 +128,14 @@ void lctx_kv_cache::part_read(lctx_state_reader & io, int32_t seq) {
         append_rows(io, seq, part, 0, at.end - at.first);
         return;
     }
-    part_grow(seq, at.end);
+    const std::string why = grow_to_write(seq, {at.end - at.first, {}, 0});
+    part_require(why.empty(), why);
     const int32_t near = first_near(at.first, at.end);
     s.first_near = near > at.first && near < at.end ? near : s.first_near;
     s.open[0] = s.open[1] = -1;
-    each_part_run(seq, at.first, at.end, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
-        store.land(t, offset, part_rows(io, t, (int64_t)(size / t->nb[1])), size);
+    const lctx_extent all = {lctx_plane_saved::in_parts, at.first, at.end};
+    each_run(seq, all, [&](lctx_kv_store & store, const lctx_plane & plane, size_t offset, size_t size) {
+        store.land(plane.tensor, offset, part_rows(io, plane.tensor, (int64_t)(size / plane.entry_size)), size);
     });
     part_finish(io);
     index_rows(seq, at.first, at.end);

@@ -67,7 +67,8 @@ void lctx_kv_cache::move_rows(int32_t seq, int32_t first, int32_t end) {
     each_head([&](lctx_kv_store & store, int32_t head) {
         for (int32_t from = end, to = first, n; from < seqs_[seq].n_pos; from += n, to += n) {
             n = std::min({LCTX_PAGE_ROWS - from % LCTX_PAGE_ROWS, LCTX_PAGE_ROWS - to % LCTX_PAGE_ROWS, seqs_[seq].n_pos - from});
-            for (ggml_tensor * pool : store.pools()) {
+            for (const lctx_plane * plane : store.row_planes()) {
+                ggml_tensor * pool = plane->tensor;
                 const auto at = [&](int32_t row) {
                     return ((size_t)store.page(seq, head, row / LCTX_PAGE_ROWS) * LCTX_PAGE_ROWS + row % LCTX_PAGE_ROWS) * pool->nb[1];
                 };

@@ -57,31 +57,6 @@ void require(bool ok, const std::string & reason) {
 
 }  // namespace
 
-// Every run of bytes that holds cells [first, end) of a head; first begins a page.
-void lctx_kv_cache::each_cell_run(lctx_kv_store & store, int32_t seq, int32_t head, int32_t first, int32_t end,
-                                  const run_visitor & f) const {
-    for (int32_t block = first / LCTX_PAGE_ROWS; block < n_block(end); block++) {
-        const int32_t page = store.page(seq, head, block);
-        for (ggml_tensor * pool : store.pools()) {
-            if (page >= 0) {
-                const size_t n = std::min(LCTX_PAGE_ROWS, end - block * LCTX_PAGE_ROWS);
-                f(store, pool, (size_t)page * LCTX_PAGE_ROWS * pool->nb[1], n * pool->nb[1]);
-            }
-        }
-    }
-}
-
-// Every run of bytes that holds rows of the sequence.
-void lctx_kv_cache::each_run(int32_t seq, const run_visitor & f) const {
-    const int32_t n_pos = seqs_[seq].n_pos;
-    each_head([&](lctx_kv_store & store, int32_t head) {
-        each_cell_run(store, seq, head, 0, store.n_cell(seq, head, n_pos), f);
-        if (ggml_tensor * near = store.near) {
-            f(store, near, seq * near->nb[3] + head * near->nb[2], (size_t)std::min(n_pos, shape_.near_rows) * near->nb[1]);
-        }
-    });
-}
-
 void lctx_kv_cache::write_sequence(llama_io_write_i & io, int32_t seq) const {
     const sequence & s = seqs_[seq];
     put(io, state_sequence{seq, s.n_pos, s.first_live, s.first_near, {s.open[0], s.open[1]}, s.evicted_to, s.voted_to, s.undo_from});
@@ -91,10 +66,8 @@ void lctx_kv_cache::write_sequence(llama_io_write_i & io, int32_t seq) const {
             put(io, store.gone(seq, head));
         }
     });
-    const auto write = [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.write_tensor(t, offset, size); };
-    each_run(seq, write);
-    each_held_run(seq, write);
-    each_chunk_run(seq, write);
+    each_run(seq, whole(seq),
+             [&](lctx_kv_store &, const lctx_plane & plane, size_t offset, size_t size) { io.write_tensor(plane.tensor, offset, size); });
 }
 
 void lctx_kv_cache::write_header(llama_io_write_i & io, int32_t n_seq) const {
@@ -126,53 +99,27 @@ void lctx_kv_cache::state_write(llama_io_write_i & io, int32_t seq_id) const {
     }
 }
 
-// Pages of a sequence that was saved.
-void lctx_kv_cache::take_pages(int32_t seq, int32_t n_pos, int32_t first_live, const std::vector<int32_t> & gone) {
-    const int32_t first_kept = n_block(method_->n_sink());
-    size_t i = 0;
-    each_head([&](lctx_kv_store & store, int32_t head) { store.gone(seq, head) = gone[i++]; });
-    seqs_[seq].n_pos = n_pos;  // what is taken is dropped again should there be too little
-    each_head([&](lctx_kv_store & store, int32_t head) {
-        for (int32_t block = 0; block < n_block(store.n_cell(seq, head, n_pos)); block++) {
-            const bool dead = block >= first_kept && (block + 1) * LCTX_PAGE_ROWS <= first_live;
-            const std::string why = dead ? "" : store.take_page(seq, head, block);
-            require(why.empty(), why);
-        }
-    });
-    for (const auto & store : stores_) {
-        const std::string why = store->commit_rows(seq, 0, n_pos);
-        require(why.empty(), why);
+// Why entries of a plane cannot be in this state; empty when they can. Kernels trust the lists of rows: ascending, and below the end.
+std::string lctx_kv_cache::why_no_values(const sequence & s, const lctx_plane & plane, const std::vector<uint8_t> & bytes) const {
+    std::vector<int32_t> list(bytes.size() / sizeof(int32_t));
+    const auto n = (int32_t)list.size(), n_dense = s.n_pos - s.evicted_to;
+    switch (plane.values) {
+        case lctx_plane_values::any: return "";
+        case lctx_plane_values::finite:
+            return ggml_validate_row_data(plane.tensor->type, bytes.data(), bytes.size()) ? "" : "it holds numbers that are not finite";
+        default: memcpy(list.data(), bytes.data(), bytes.size());
     }
-    const std::string limit = check_limit(n_held_page(), lengths());
-    require(limit.empty(), limit);
-    note_peak();
-}
-
-// What the heads hold. Kernels trust the lists of rows: ascending, and below the end.
-void lctx_kv_cache::read_held(llama_io_read_i & io, int32_t seq) {
-    const sequence & s = seqs_[seq];
-    int32_t n_run = 0;
-    each_held_run(seq, [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
-        const auto n = (int32_t)(size / sizeof(int32_t)), n_dense = s.n_pos - s.evicted_to;
-        const int32_t plane = n_run++ % lctx_held::PLANES;
-        std::vector<int32_t> list(std::max(n, 1));
-        io.read(list.data(), size);
-        for (int32_t i = 0; plane == 0 && i < n; i++) {
-            const int32_t row = list[i], before = i > 0 ? list[i - 1] : -1;
-            require(before < row && row < s.n_pos && (i < n - n_dense || row == s.n_pos - (n - i)),
-                    "its lists of rows contradict its counters");
-        }
-        // of a score that can be taken back, those of rows that were there before
-        const int32_t n_score = plane == 1 ? n : plane == 2 && s.undo_from >= 0 ? n - (s.n_pos - s.undo_from) : 0;
-        require(std::all_of(list.begin(), list.begin() + n_score, [&](int32_t score) { return is_score(score, s.voted_to); }),
-                "it has scores that no query gives");
-        store.land(t, offset, list.data(), size);
-    });
-    for (const auto & store : stores_) {
-        if (store->held) {
-            store->set_headers(seq, s.evicted_to, s.undo_from);
+    for (int32_t i = 0; plane.values == lctx_plane_values::rows && i < n; i++) {
+        const int32_t row = list[i], before = i > 0 ? list[i - 1] : -1;
+        if (row <= before || row >= s.n_pos || (i >= n - n_dense && row != s.n_pos - (n - i))) {
+            return "its lists of rows contradict its counters";
         }
     }
+    // of a score that can be taken back, those of rows that were there before
+    const int32_t n_undo = s.undo_from >= 0 ? n - (s.n_pos - s.undo_from) : 0;
+    const int32_t n_score = plane.values == lctx_plane_values::scores ? n : plane.values == lctx_plane_values::undo ? n_undo : 0;
+    const bool ok = std::all_of(list.begin(), list.begin() + n_score, [&](int32_t score) { return is_score(score, s.voted_to); });
+    return ok ? "" : "it has scores that no query gives";
 }
 
 // Whether queries before voted_to may have given a row this score.
@@ -239,22 +186,24 @@ void lctx_kv_cache::read_sequence(llama_io_read_i & io, int32_t seq) {
     const int32_t most_gone = retain_ ? std::max(0, s.evicted_to - retain_->recent) : 0;
     require(std::all_of(gone.begin(), gone.end(), [&](int32_t n) { return 0 <= n && n <= most_gone; }),
             "its counters contradict each other");
-    take_pages(seq, s.n_pos, s.first_live, gone);
-    seqs_[seq] = s;
-    for (const auto & store : stores_) {
-        store->wait();  // llama.cpp writes to the tensors, in the end
-        store->forget_staged(seq);
+    lctx_growth growth = {s.n_pos, {}, s.first_live};
+    for (int32_t n : gone) {
+        growth.n_each.push_back(s.n_pos - n);
     }
-    std::vector<uint8_t> rows;
-    const auto read = [&](lctx_kv_store & store, ggml_tensor * t, size_t offset, size_t size) {
-        rows.resize(size);
-        io.read(rows.data(), size);
-        require(ggml_validate_row_data(t->type, rows.data(), size), "it holds numbers that are not finite");
-        store.land(t, offset, rows.data(), size);
-    };
-    each_run(seq, read);
-    read_held(io, seq);
-    each_chunk_run(seq, [&](lctx_kv_store &, ggml_tensor * t, size_t offset, size_t size) { io.read_tensor(t, offset, size); });
+    const std::string why = grow_to_write(seq, growth);
+    require(why.empty(), why);
+    seqs_[seq] = s;
+    std::vector<uint8_t> bytes;
+    each_run(seq, whole(seq), [&](lctx_kv_store & store, const lctx_plane & plane, size_t offset, size_t size) {
+        bytes.resize(size);
+        io.read(bytes.data(), size);
+        const std::string bad = why_no_values(s, plane, bytes);
+        require(bad.empty(), bad);
+        store.land(plane.tensor, offset, bytes.data(), size);
+    });
+    for (const auto & store : stores_) {
+        store->set_headers(seq, s.evicted_to, s.undo_from);
+    }
     index_rows(seq, 0, s.n_pos);
 }
 

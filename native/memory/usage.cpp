@@ -75,14 +75,10 @@ std::vector<int32_t> lctx_kv_cache::lengths() const {
 
 // What is held with so many pages and sequences of these lengths.
 uint64_t lctx_kv_cache::bytes(int64_t n_held_page, const std::vector<int32_t> & n_pos) const {
-    const uint64_t row_k = ggml_row_size(shape_.type_k, shape_.head_dim_k);
     uint64_t n = n_held_page * LCTX_PAGE_ROWS * (shape_.row_bytes() + shape_.index_bytes());
-    for (int32_t seq = 0; seq < n_seq_; seq++) {
-        n += (uint64_t)std::min(n_pos[seq], shape_.near_rows) * n_head_total_ * row_k + chunk_bytes(n_pos[seq]);
-        for (const auto & store : stores_) {
-            for (int32_t head = 0; retain_ && head < store->n_head; head++) {
-                n += (uint64_t)store->n_cell(seq, head, n_pos[seq]) * lctx_held::PLANES * sizeof(int32_t);
-            }
+    for (const auto & store : stores_) {
+        for (const lctx_plane & plane : store->planes()) {
+            n += plane.entry_size * store->n_entry(plane, n_pos);
         }
     }
     return n;
