@@ -107,6 +107,6 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
     if (!why.empty()) {
         throw lctx_refusal(why);
     }
-    LLAMA_LOG_INFO("lctx: %s\n", cache->full_why().c_str());
+    LLAMA_LOG_INFO("lctx: %s\n", cache->placement().full_why().c_str());
     return new lctx_memory(std::move(cache), std::move(rest), N_CHECKPOINT);
 }

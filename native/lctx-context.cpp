@@ -211,7 +211,7 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     ctx->memory = dynamic_cast<lctx_memory *>(llama_get_memory(ctx->ctx));
     if (ctx->memory) {
         ctx->method = ctx->memory->cache().method().full_spec();
-        ctx->why = ctx->memory->cache().full_why();
+        ctx->why = ctx->memory->cache().placement().full_why();
     }
     const uint32_t n_batch = llama_n_batch(ctx->ctx);
     ctx->pos.resize(n_batch);
@@ -305,7 +305,7 @@ void lctx_context_set_abort(lctx_context * ctx, const volatile int32_t * flag) {
 int32_t lctx_context_step(const lctx_context * ctx, int32_t pos, int32_t n) {
     const auto most = (int32_t)std::min(llama_n_batch(ctx->ctx), llama_n_ubatch(ctx->ctx));
     pos = std::clamp(pos, 0, (int32_t)ctx->n_ctx);
-    return std::max(1, ctx->memory ? ctx->memory->cache().step(pos, n) : std::min(n, most));
+    return std::max(1, ctx->memory ? ctx->memory->cache().sequences().step(pos, n) : std::min(n, most));
 }
 
 int32_t lctx_seq_held(const lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) {
@@ -317,14 +317,14 @@ int32_t lctx_seq_held(const lctx_context * ctx, int32_t seq, int32_t layer, int3
 
 int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work) {
     return lctx_ask(ctx, [&] {
-        *work = ctx->memory->cache().work();
+        *work = ctx->memory->cache().placement().work();
         work->n_built = work->n_graph - llama_perf_context(ctx->ctx).n_reused;
     });
 }
 
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows) {
     return lctx_ask(ctx, [&] {
-        ctx->memory->cache().usage(*info, rows);
+        ctx->memory->cache().blocks().usage(*info, rows);
         info->rest_bytes = ctx->memory->rest_bytes() + ctx->memory->checkpoint_bytes();
     });
 }

@@ -269,7 +269,7 @@ int32_t lctx_context_rollback(const lctx_context * ctx) {
 
 int32_t lctx_context_place(const lctx_context * ctx, int32_t pos) {
     pos = std::max(pos, 0);
-    return ctx->memory ? ctx->memory->cache().place(pos) : pos;
+    return ctx->memory ? ctx->memory->cache().sequences().cut_before(pos) : pos;
 }
 
 int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq) {
@@ -360,7 +360,7 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
 int32_t lctx_context_parts(const lctx_context * ctx) {
     int32_t parts = LCTX_PARTS_NONE;
     lctx_guard(nullptr, [&] {
-        if (ctx->memory && ctx->memory->cache().why_no_parts().empty()) {
+        if (ctx->memory && ctx->memory->cache().why_no_slices().empty()) {
             parts = ctx->memory->has_rest() ? LCTX_PARTS_AND_REST : LCTX_PARTS_ROWS;
         }
     });
@@ -368,13 +368,13 @@ int32_t lctx_context_parts(const lctx_context * ctx) {
 }
 
 size_t lctx_part_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size) {
-    return write_out(ctx, seq, buf, size, [&](llama_io_write_i & io) { with_method(ctx).cache().part_write(io, seq, first, end); });
+    return write_out(ctx, seq, buf, size, [&](llama_io_write_i & io) { with_method(ctx).cache().slice_write(io, seq, first, end); });
 }
 
 int32_t lctx_part_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
     return guarded(ctx, {seq}, [&] {
         lctx_state_reader io(buf, size);
-        with_method(ctx).part_read(io, seq);
+        with_method(ctx).slice_read(io, seq);
         return true;
     });
 }
@@ -382,13 +382,13 @@ int32_t lctx_part_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, s
 int32_t lctx_part_place(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n) {
     return guarded(ctx, {seq}, [&] {
         lctx_state_reader io(buf, size);
-        with_method(ctx).part_place(io, seq, skip, n);
+        with_method(ctx).slice_insert(io, seq, skip, n);
         return true;
     });
 }
 
 int32_t lctx_seq_exact(const lctx_context * ctx, int32_t seq) {
-    return !is_sequence(ctx, seq) ? 0 : ctx->memory ? ctx->memory->cache().n_exact(seq) : lctx_n_past(ctx, seq);
+    return !is_sequence(ctx, seq) ? 0 : ctx->memory ? ctx->memory->cache().sequences().n_exact(seq) : lctx_n_past(ctx, seq);
 }
 
 int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t end) {

@@ -121,5 +121,5 @@ int32_t lctx_rpc_serve(const char * endpoint, const char * devices, int32_t n_th
 }
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info) {
-    return lctx_ask(ctx, [&] { *info = ctx->memory->cache().offload(); });
+    return lctx_ask(ctx, [&] { *info = ctx->memory->cache().placement().offload(); });
 }

@@ -296,6 +296,7 @@ def main() -> None:
             caller = Caller(session, method, random.Random(seed))
             for _ in range(20):
                 caller.any()
+                session.check()
             session.clear()
             np.testing.assert_array_equal(session.decode(text), want)
             tell(used=True)

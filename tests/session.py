@@ -5,6 +5,11 @@ from pathlib import Path
 import numpy as np
 from cases import LOGIT_TOLERANCE
 
+try:
+    import op_harness as harness
+except ImportError:  # the library was built without it
+    harness = None
+
 
 def assert_same(got: np.ndarray, want: np.ndarray, tolerance: float = LOGIT_TOLERANCE) -> None:
     """Hold two arrays of logits together, relative to the largest."""
@@ -61,6 +66,13 @@ class Session:
         self.lib.lctx_model_free(self.model)
         self.ctx, self.model = self.ffi.NULL, self.ffi.NULL
 
+    def check(self) -> None:
+        """Raise ValueError if what the cache knows of its sequences and pages contradicts itself."""
+        if harness is not None and self.ctx != self.ffi.NULL:
+            address = int(self.ffi.cast("uintptr_t", self.ctx))
+            args = harness.ffi.new("lctx_check_args *", {"context": harness.ffi.cast("void *", address)})
+            harness.call(harness.lib.lctx_check_run, args)
+
     @property
     def n_past(self) -> int:
         return self.lib.lctx_n_past(self.ctx, 0)
@@ -74,7 +86,9 @@ class Session:
         """Return the status and the logits of every token of one batch."""
         logits = np.full((len(tokens), self.n_vocab), np.nan, dtype=np.float32)
         buffer = self.ffi.from_buffer("float[]", logits, require_writable=True)
-        return self.lib.lctx_decode(self.ctx, tokens, len(tokens), self.n_past, buffer, 1), logits
+        status = self.lib.lctx_decode(self.ctx, tokens, len(tokens), self.n_past, buffer, 1)
+        self.check()
+        return status, logits
 
     def decode(self, tokens: list[int], step: int | None = None) -> np.ndarray:
         """Evaluate ``tokens`` in batches of ``step`` and return all their logits."""
@@ -87,7 +101,9 @@ class Session:
 
     def remove_tail(self, p0: int, seq: int = 0) -> bool:
         """Remove positions from ``p0`` on; False when the method refuses."""
-        return self.lib.lctx_seq_rm(self.ctx, seq, p0, -1) == 1
+        done = self.lib.lctx_seq_rm(self.ctx, seq, p0, -1) == 1
+        self.check()
+        return done
 
     def restorable(self, n: int, seq: int = 0) -> int:
         """Return the longest prefix of at most ``n`` positions that the sequence can be cut back to."""
@@ -117,7 +133,9 @@ class Session:
         buffer = self.ffi.from_buffer("float[]", logits, require_writable=True)
         seqs, tokens = ([item[i] for item in batch] for i in (0, 1))
         wanted = [1] * len(batch)
-        return self.lib.lctx_decode_batch(self.ctx, len(batch), tokens, pos, seqs, wanted, buffer), logits
+        status = self.lib.lctx_decode_batch(self.ctx, len(batch), tokens, pos, seqs, wanted, buffer)
+        self.check()
+        return status, logits
 
     def decode_mixed(self, batch: list[tuple[int, int]]) -> np.ndarray:
         """Evaluate (sequence, token) pairs as one batch and return all their logits."""
@@ -126,10 +144,13 @@ class Session:
         return logits
 
     def copy(self, src: int, dst: int, n: int = -1) -> bool:
-        return self.lib.lctx_seq_cp(self.ctx, src, dst, n) == 1
+        done = self.lib.lctx_seq_cp(self.ctx, src, dst, n) == 1
+        self.check()
+        return done
 
     def keep(self, seq: int) -> None:
         self.lib.lctx_seq_keep(self.ctx, seq)
+        self.check()
 
     def save(self, seq: int = -1) -> bytes:
         size = self.lib.lctx_state_size(self.ctx, seq)
@@ -138,7 +159,9 @@ class Session:
         return bytes(buffer)
 
     def restore(self, state: bytes, seq: int = -1) -> bool:
-        return self.lib.lctx_state_set(self.ctx, seq, self.ffi.from_buffer("uint8_t[]", state), len(state)) > 0
+        done = self.lib.lctx_state_set(self.ctx, seq, self.ffi.from_buffer("uint8_t[]", state), len(state)) > 0
+        self.check()
+        return done
 
     @property
     def kv_bytes(self) -> int:
@@ -148,3 +171,4 @@ class Session:
 
     def clear(self) -> None:
         self.lib.lctx_clear(self.ctx)
+        self.check()

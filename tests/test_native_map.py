@@ -36,6 +36,7 @@ LEFT = {  # arrows that still point up
     ("memory/arena.cpp", "cuda/arena.h"),
     ("cpu/dispatch.cpp", "cuda/dispatch.h"),
     ("harness/run.h", "lctx.h"),
+    ("harness/run-check.cpp", "handles.h"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Parts of a sequence (native/memory/parts.cpp): what follows the rows that are there is appended, all else refused."""
+"""Parts of a sequence (native/memory/slices.cpp): what follows the rows that are there is appended, else refused."""
 
 import random
 

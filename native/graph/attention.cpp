@@ -34,7 +34,7 @@ lctx_peeled peel(lctx_inputs & inputs, ggml_context * ctx, ggml_tensor * q_cur, 
     const lctx_method & method = inputs.cache.method();
     const bool moves = !method.keeps_positions();
     const lctx_peeled query = lctx_peel_rope(ctx, q_cur, moves, "query", il);
-    const int32_t source = inputs.cache.source(il);
+    const int32_t source = inputs.cache.placement().source(il);
     if (k_cur) {
         inputs.keys[source] = lctx_peel_rope(ctx, k_cur, moves, "key", il);
     } else if (inputs.keys.count(source) == 0) {
@@ -51,11 +51,12 @@ lctx_peeled peel(lctx_inputs & inputs, ggml_context * ctx, ggml_tensor * q_cur, 
 ggml_tensor * center_of(const lctx_inputs & inputs, const lctx_peeled & key, const lctx_attend_params & params, const ggml_tensor * sinks,
                         int il) {
     const lctx_kv_cache & cache = inputs.cache;
-    const ggml_tensor * bias = cache.key_bias(il);
+    const ggml_tensor * bias = cache.placement().key_bias(il);
     if (!bias || sinks || params.softcap != 0.0f) {
         return nullptr;
     }
-    return cache.centers().of(cache.store(il), il, bias, cache.head_dim_k(), key.rope, lctx_still_factors(key), key.freq_factors);
+    return cache.placement().centers().of(cache.placement().store(il), il, bias, cache.placement().shape().head_dim_k, key.rope,
+                                          lctx_still_factors(key), key.freq_factors);
 }
 
 }  // namespace
@@ -70,7 +71,7 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
                               ggml_tensor * wo_s, ggml_tensor * q_cur, ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * kq_b,
                               ggml_tensor * sinks, ggml_tensor * v_mla, float kq_scale, int il) {
     auto * input = dynamic_cast<lctx_has_inputs *>(inp);
-    if (!input || !input->ours.cache.serves(il)) {
+    if (!input || !input->ours.cache.placement().serves(il)) {
         return nullptr;
     }
     if (kq_b || (sinks && sinks->type != GGML_TYPE_F32)) {
@@ -78,15 +79,15 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     }
     lctx_inputs & inputs = input->ours;
     const lctx_kv_cache & cache = inputs.cache;
-    const lctx_kv_store & store = cache.store(il);
+    const lctx_kv_store & store = cache.placement().store(il);
     const lctx_architecture & arch = *lctx_find_architecture(graph.arch);
-    if (v_cur && v_cur->ne[0] != cache.head_dim_v()) {  // heads side by side
-        v_cur = ggml_reshape_3d(graph.ctx0, v_cur, cache.head_dim_v(), k_cur->ne[1], k_cur->ne[2]);
+    if (v_cur && v_cur->ne[0] != cache.placement().shape().head_dim_v) {  // heads side by side
+        v_cur = ggml_reshape_3d(graph.ctx0, v_cur, cache.placement().shape().head_dim_v, k_cur->ne[1], k_cur->ne[2]);
     }
     const lctx_peeled q = peel(inputs, graph.ctx0, q_cur, k_cur, il);
-    const lctx_peeled & key = inputs.keys[cache.source(il)];
+    const lctx_peeled & key = inputs.keys[cache.placement().source(il)];
     ggml_tensor * k = k_cur ? key.x : nullptr;
-    if (cache.v_offset() >= 0 && q.moved != (cache.v_offset() > 0)) {
+    if (cache.placement().shape().v_offset >= 0 && q.moved != (cache.placement().shape().v_offset > 0)) {
         throw lctx_refusal("layer " + std::to_string(il) + " joins the latent and the rotated channels in a way of its own");
     }
     for (ggml_tensor * t : {q.x, v_cur, k, q.pos}) {  // q.pos: an input that nothing reads would not be allocated
@@ -108,7 +109,7 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
                                   sinks,         center_of(inputs, key, params, sinks, il),
                                   inputs.selects};
     const bool key_pairs = q.rope.mode == GGML_ROPE_TYPE_NORMAL && !arch.trained_in_pairs;
-    const lctx_chain chain = lctx_chain_layer(graph.ctx0, cache.method(), cache.layer(graph.ctx0, il), in, params, key_pairs);
+    const lctx_chain chain = lctx_chain_layer(graph.ctx0, cache.method(), cache.placement().layer(graph.ctx0, il), in, params, key_pairs);
     for (const lctx_link & link : chain.links) {
         lctx_add(graph, store, link.node, link.name, il);
     }

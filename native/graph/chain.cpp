@@ -36,7 +36,7 @@ ggml_tensor * index(ggml_context * ctx, const lctx_chunks & chunks, const lctx_l
 // Sub-ops of a layer for one token, with tensors that have no memory but those of the store.
 lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_cache & cache, int32_t il) {
     const lctx_method & method = cache.method();
-    const lctx_layer layer = cache.layer(ctx, il);
+    const lctx_layer layer = cache.placement().layer(ctx, il);
     const auto tensor = [&](ggml_type type, int64_t n0, int64_t n1, int64_t n2) { return ggml_new_tensor_3d(ctx, type, n0, n1, n2); };
     lctx_attend_params params = {};
     params.rope_mode = model.hparams.rope_type;
@@ -145,12 +145,12 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
 }
 
 std::string lctx_why_not_there(const llama_model & model, const lctx_kv_cache & cache) {
-    for (const auto & store : cache.stores()) {
+    for (const auto & store : cache.placement().stores()) {
         if (store->is_host) {
             continue;
         }
         const ggml_context_ptr ctx(ggml_init({64 * ggml_tensor_overhead(), nullptr, true}));
-        for (const lctx_link & link : sample(ctx.get(), model, cache, cache.first_layer(*store)).links) {
+        for (const lctx_link & link : sample(ctx.get(), model, cache, cache.placement().first_layer(*store)).links) {
             if (!ggml_backend_dev_supports_op(store->dev, link.node)) {
                 return "layers are on " + store->name() + ", which cannot compute " + link.name + " for " + cache.method().full_spec() +
                        " with K " + ggml_type_name(store->k_pool->type) + " and V " + ggml_type_name(store->v_pool->type) +

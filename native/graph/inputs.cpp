@@ -21,7 +21,7 @@ ggml_tensor * new_input(ggml_context * ctx, int64_t ne0, int64_t ne1, int64_t ne
 
 void put(const lctx_kv_cache & cache, ggml_tensor * input, const void * data) {
     ggml_backend_tensor_set(input, data, 0, ggml_nbytes(input));
-    cache.work().input_bytes += (int64_t)ggml_nbytes(input);
+    cache.placement().work().input_bytes += (int64_t)ggml_nbytes(input);
 }
 
 // Segments of the query whose key is row end - 1: each span up to the next, the last up to the end.
@@ -116,7 +116,7 @@ template <class Hybrid, class Attn> std::unique_ptr<Hybrid> make_hybrid_input(co
 
 lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache) : cache(cache), graph(graph.gf) {
     const lctx_method & method = cache.method();
-    cache.attach(graph.sched);
+    cache.placement().attach(graph.sched);
     rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_rows");
     selects = needs_choice(graph.ubatch);
     segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
@@ -132,7 +132,7 @@ lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & 
 void lctx_inputs::set(const llama_ubatch & ubatch) {
     const lctx_method & method = cache.method();
     const int32_t n_angle = method.n_angle();
-    cache.begin_graph();
+    cache.placement().begin_graph();
     std::vector<lctx_row> row(ubatch.n_tokens);
     std::vector<int32_t> position((size_t)ubatch.n_tokens * n_angle);
     for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
@@ -140,7 +140,7 @@ void lctx_inputs::set(const llama_ubatch & ubatch) {
         row[i] = {p, ubatch.seq_id[i][0], angle0 + method.key_angle(), angle0 + method.near_angle()};
         method.positions(p, &position[angle0]);
         if (method.n_span() > 1) {
-            const auto & spans = cache.spans(row[i].seq);
+            const auto & spans = cache.sequences()[row[i].seq].spans;
             std::transform(spans.begin(), spans.end(), &position[angle0], [&](const lctx_row_span & s) { return p + s.shift; });
             row[i].angle = angle0 + (int32_t)spans.size() - 1;
         }
@@ -151,7 +151,7 @@ void lctx_inputs::set(const llama_ubatch & ubatch) {
     put(cache, rows, row.data());
     put(cache, pos, position.data());
     if (voters) {
-        put(cache, voters, cache.voters().data());
+        put(cache, voters, cache.sequences().voters().data());
     }
     set_segments(ubatch);
     if (chunk_rows) {
@@ -172,7 +172,7 @@ void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
         const int32_t token = (int32_t)(i / n_seg);
         method.segments(ubatch.pos[token], &seg[i]);
         if (method.n_span() > 1) {
-            set_spans(cache.spans(ubatch.seq_id[token][0]), ubatch.pos[token] + 1, &seg[i]);
+            set_spans(cache.sequences()[ubatch.seq_id[token][0]].spans, ubatch.pos[token] + 1, &seg[i]);
         }
         for (int32_t s = 0; s < n_seg; s++) {
             seg[i + s].angle += token * method.n_angle();
@@ -187,7 +187,7 @@ void lctx_inputs::set_chunk_rows(const llama_ubatch & ubatch) {
     const int32_t n_angle = method.n_angle();
     std::vector<lctx_chunk_row> row(ubatch.n_tokens);
     for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
-        row[i] = {ubatch.pos[i], ubatch.seq_id[i][0], cache.open_rows()[i], (int32_t)i * n_angle + method.key_angle()};
+        row[i] = {ubatch.pos[i], ubatch.seq_id[i][0], cache.sequences().open_rows()[i], (int32_t)i * n_angle + method.key_angle()};
     }
     put(cache, chunk_rows, row.data());
 }
@@ -202,7 +202,7 @@ bool lctx_inputs::needs_choice(const llama_ubatch & ubatch) const {
 }
 
 const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, const lctx_peeled & peeled, int il) {
-    const lctx_kv_store & store = cache.store(il);
+    const lctx_kv_store & store = cache.placement().store(il);
     for (const table & t : tables_) {
         if (t.store == &store && lctx_same_rope(t.peeled, peeled)) {
             return t;

@@ -168,6 +168,14 @@ typedef struct lctx_lookups_args {
 
 int32_t lctx_lookups_run(lctx_lookups_args * args, char * err, size_t err_size);
 
+// Whether the sequences and pages of a context with a method contradict each other (native/memory/sequences.h has what holds); without one
+// nothing is checked.
+typedef struct lctx_check_args {
+    const void * context;  // lctx_context
+} lctx_check_args;
+
+int32_t lctx_check_run(lctx_check_args * args, char * err, size_t err_size);
+
 // What the machine can do at most, measured: each the best of a few runs with n_threads.
 typedef struct lctx_roofline_args {
     int32_t n_threads;

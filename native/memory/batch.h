@@ -25,7 +25,7 @@ class lctx_batch_context final : public llama_memory_context_i, public lctx_batc
         : lctx_batch_view(cache), ubatches_(std::move(ubatches)), status_(LLAMA_MEMORY_STATUS_SUCCESS) {}
 
     bool next() override { return ++next_ < ubatches_.size(); }
-    bool apply() override { return ubatches_.empty() || cache().place(ubatches_[next_]); }
+    bool apply() override { return ubatches_.empty() || cache().prepare(ubatches_[next_]); }
     const llama_ubatch & get_ubatch() const override { return ubatches_[next_]; }
     llama_memory_status get_status() const override { return status_; }
 
@@ -41,5 +41,5 @@ template <class Base> class lctx_joint_context final : public Base, public lctx_
     template <typename... Args> explicit lctx_joint_context(lctx_kv_cache & cache, Args &&... args)
         : Base(std::forward<Args>(args)...), lctx_batch_view(cache) {}
 
-    bool apply() override { return cache().place(this->get_ubatch()) && Base::apply(); }
+    bool apply() override { return cache().prepare(this->get_ubatch()) && Base::apply(); }
 };

@@ -31,6 +31,13 @@ void lctx_kv_store::set_headers(int32_t seq, int32_t dense_from, int32_t undo_fr
     write(held, held_offset(seq, 0, -1), values.data(), values.size() * sizeof(int32_t));
 }
 
+void lctx_kv_store::forget_evictions(int32_t seq) {
+    for (int32_t head = 0; head < n_head; head++) {
+        gone(seq, head) = 0;
+    }
+    set_headers(seq, 0, -1);
+}
+
 void lctx_kv_store::copy_headers(int32_t src, int32_t dst) {
     if (held) {
         copy(held, held_offset(src, 0, -1), held_offset(dst, 0, -1), (size_t)n_head * lctx_held::HEADER * sizeof(int32_t));
@@ -100,13 +107,13 @@ bool lctx_kv_store::evict(const std::vector<int32_t> & due, int32_t n_threads) {
     return true;
 }
 
-// Pages and planes behind the rows that stayed are free.
+// Pages and cells after the rows that stayed are free.
 void lctx_kv_store::shrink(int32_t seq, int32_t head, int32_t n_before, int32_t n_left) {
     const auto whole = [&](int32_t n) { return std::min(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, shape_.n_ctx); };
     drop_pages(seq, head, lctx_kv_shape::n_block(n_left), lctx_kv_shape::n_block(n_before));
     for (const lctx_plane & plane : planes_) {
         if (plane.key == lctx_plane_key::cell && whole(n_left) < whole(n_before)) {
-            arena_->give_back(at(held) + plane.offset(seq, head, whole(n_left)), at(held) + plane.offset(seq, head, whole(n_before)));
+            give_back(held, plane.offset(seq, head, whole(n_left)), plane.offset(seq, head, whole(n_before)));
         }
     }
 }

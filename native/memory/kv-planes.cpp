@@ -1,94 +1,127 @@
-// Loops over the planes of a sequence: what a state or a part has of them, and copies.
-#include "kv-cache.h"
+// The planes of a store, and the memory that rows have in them.
+#include "kv-store.h"
 
 #include <algorithm>
 
-// Every run of bytes that holds cells [first, end) of a head, block by block, K before V; first begins a page.
-void lctx_kv_cache::each_page_run(lctx_kv_store & store, int32_t seq, int32_t head, int32_t first, int32_t end,
-                                  const run_visitor & f) const {
-    for (int32_t block = first / LCTX_PAGE_ROWS; block < n_block(end); block++) {
-        const int32_t page = store.page(seq, head, block), n = std::min(LCTX_PAGE_ROWS, end - block * LCTX_PAGE_ROWS);
-        for (const lctx_plane & plane : store.planes()) {
-            if (page >= 0 && plane.key == lctx_plane_key::page && plane.saved != lctx_plane_saved::never) {
-                f(store, plane, plane.offset(seq, head, (int64_t)page * LCTX_PAGE_ROWS), n * plane.entry_size);
-            }
-        }
-    }
-}
-
-// f(first, n) for the entries of a head that `what` has in a plane beside the pages.
-template <typename F>
-void lctx_kv_cache::each_entry_run(const lctx_plane & plane, int32_t seq, int32_t n_gone, const lctx_extent & what, F && f) const {
-    const auto used = [&](int32_t n_row) { return plane.used(n_row, n_row - n_gone); };
-    if (plane.key == lctx_plane_key::query) {
-        for (int32_t half = 0; half < 2; half++) {
-            if (seqs_[seq].open[half] >= 0) {
-                f(half * plane.rows_each, plane.rows_each);
-            }
-        }
-    } else if (plane.key == lctx_plane_key::ring && what.is_part()) {
-        for (int32_t p = first_near(what.first, what.end), n; p < what.end; p += n) {
-            n = std::min(what.end - p, plane.n_entry - p % plane.n_entry);
-            f(p % plane.n_entry, n);
-        }
-    } else {
-        const int32_t first = what.first == 0 ? 0 : used(what.first);
-        f(first, used(what.end) - first);
-    }
-}
-
-// Every run of bytes that `what` has of a sequence, in the order of states and parts: for every head its rows and near keys, then for every
-// head the lists of rows and their scores, then summaries, then queries.
-void lctx_kv_cache::each_run(int32_t seq, const lctx_extent & what, const run_visitor & f) const {
+// A plane is a line here.
+void lctx_kv_store::list_planes() {
     using key = lctx_plane_key;
-    for (const key group : {key::page, key::cell, key::chunk, key::query}) {
-        for (const layer_place & layer : layers_) {
-            if (layer.heads.n > 0) {
-                each_layer_run(layer, seq, what, group, f);
-            }
-        }
+    using saved = lctx_plane_saved;
+    using values = lctx_plane_values;
+    const auto pages = [&](ggml_tensor * t, saved when, uint64_t lctx_sizes::*counted_as) {
+        planes_.push_back({t, t->nb[1], 0, 0, 0, key::page, false, n_head, 0, 1, false, when, values::finite, counted_as});
+    };
+    // a tensor [*, entries, heads, n_seq]
+    const auto heads = [&](ggml_tensor * t, key of, bool by_query, int32_t rows_each, saved when, values are) {
+        const auto n = (int32_t)t->ne[2], n_entry = (int32_t)t->ne[1];
+        planes_.push_back({t, t->nb[1], 0, t->nb[2], t->nb[3], of, by_query, n, n_entry, rows_each, of == key::query, when, are,
+                           of == key::ring ? &lctx_sizes::near : &lctx_sizes::chunks});
+    };
+    // one of the lists of cells
+    const auto cells = [&](int32_t i, values are) {
+        const size_t of_head = lctx_held::PLANES * shape_.n_ctx * sizeof(int32_t);
+        planes_.push_back({held, sizeof(int32_t), held_offset(0, 0, i), of_head, n_head * of_head, key::cell, false, n_head, shape_.n_ctx,
+                           1, false, saved::in_states, are, &lctx_sizes::other});
+    };
+    const int32_t chunk_size = shape_.chunks ? shape_.chunks->chunk_size : 1;
+    const bool by_query = shape_.chunks && shape_.chunks->by_attention();
+    pages(k_pool, saved::in_slices, &lctx_sizes::k);
+    if (shape_.v_offset < 0) {
+        pages(v_pool, saved::in_slices, &lctx_sizes::v);
+    }
+    if (index) {
+        pages(index, saved::never, &lctx_sizes::chunks);  // it is made again from K
+    }
+    if (near) {
+        heads(near, key::ring, false, 1, saved::in_slices, values::finite);
+    }
+    if (held) {
+        cells(0, values::rows), cells(1, values::scores), cells(2, values::undo);
+    }
+    if (summaries) {
+        heads(summaries, key::chunk, by_query, chunk_size, saved::in_slices, values::any);
+    }
+    if (open) {
+        heads(open, key::query, by_query, chunk_size, saved::in_states, values::any);
     }
 }
 
-void lctx_kv_cache::each_layer_run(const layer_place & layer, int32_t seq, const lctx_extent & what, lctx_plane_key group,
-                                   const run_visitor & f) const {
-    lctx_kv_store & store = *layer.store;
-    const lctx_plane_key beside = group == lctx_plane_key::page ? lctx_plane_key::ring : group;
-    std::vector<const lctx_plane *> planes;
-    for (const lctx_plane & plane : store.planes()) {
-        if (plane.key == beside && plane.saved >= what.saved) {
-            planes.push_back(&plane);
+std::vector<const lctx_plane *> lctx_kv_store::row_planes() const {
+    std::vector<const lctx_plane *> found;
+    for (const lctx_plane & plane : planes_) {
+        if (plane.key == lctx_plane_key::page && plane.saved != lctx_plane_saved::never) {
+            found.push_back(&plane);
         }
     }
-    const bool by_query = !planes.empty() && planes[0]->by_query;
-    const int32_t first_head = by_query ? layer.heads.first_query : layer.heads.first,
-                  n_head = by_query ? layer.heads.n_query : layer.heads.n;
-    for (int32_t head = first_head; head < first_head + n_head; head++) {
-        if (group == lctx_plane_key::page) {
-            each_page_run(store, seq, head, what.first == 0 ? 0 : store.n_cell(seq, head, what.first), store.n_cell(seq, head, what.end),
-                          f);
-        }
-        for (const lctx_plane * plane : planes) {
-            each_entry_run(*plane, seq, by_query ? 0 : store.gone(seq, head), what, [&](int32_t first, int32_t n) {
-                if (n > 0) {
-                    f(store, *plane, plane->offset(seq, head, first), n * plane->entry_size);
-                }
-            });
-        }
-    }
+    return found;
 }
 
-// What dst has of its planes beside the pages, as src has it.
-void lctx_kv_cache::copy_planes(int32_t src, int32_t dst) {
-    for (const auto & store : stores_) {
-        store->copy_headers(src, dst);
-        for (const lctx_plane & plane : store->planes()) {
-            for (int32_t head = 0; plane.key != lctx_plane_key::page && head < plane.n_head; head++) {
-                const int32_t n_gone = plane.by_query ? 0 : store->gone(dst, head);
-                each_entry_run(plane, dst, n_gone, whole(dst), [&](int32_t first, int32_t n) {
-                    store->copy(plane.tensor, plane.offset(src, head, first), plane.offset(dst, head, first), n * plane.entry_size);
-                });
+uint64_t lctx_kv_store::n_entry(const lctx_plane & plane, const std::vector<int32_t> & n_pos) const {
+    uint64_t n = 0;
+    for (int32_t seq = 0; seq < shape_.n_seq; seq++) {
+        if (plane.key == lctx_plane_key::cell) {
+            for (int32_t head = 0; head < n_head; head++) {
+                n += plane.used(n_pos[seq], n_cell(seq, head, n_pos[seq]));
+            }
+        } else {
+            n += (uint64_t)plane.n_head * plane.used(n_pos[seq], 0);
+        }
+    }
+    return n;
+}
+
+lctx_sizes lctx_kv_store::sizes(int32_t n_cell) const {
+    const uint64_t n_row = (uint64_t)shape_.n_seq * n_head * lctx_kv_shape::n_block(n_cell) * LCTX_PAGE_ROWS;
+    lctx_sizes s = {};
+    s.other = bytes() + far_bytes();
+    for (const lctx_plane & plane : planes_) {
+        const uint64_t all = ggml_nbytes(plane.tensor);
+        if (plane.key == lctx_plane_key::cell) {  // counted with its tensor; only cells that are held have memory
+            s.other -= grain_ == 0 ? 0 : (uint64_t)shape_.n_seq * n_head * (shape_.n_ctx - n_cell) * plane.entry_size;
+        } else {
+            s.other -= all;
+            s.*plane.counted_as +=
+                plane.key == lctx_plane_key::page && grain_ > 0 ? std::min<uint64_t>(all, n_row * plane.entry_size) : all;
+        }
+    }
+    return s;
+}
+
+// f(tensor, from, end) for the bytes beside the pages that rows [n_from, n_to) of a sequence take, in whole pages of rows; false as soon as
+// f is.
+template <typename F> bool lctx_kv_store::each_row_range(int32_t seq, int32_t n_from, int32_t n_to, F && f) const {
+    const auto whole = [&](int32_t n) { return std::min(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, shape_.n_ctx); };
+    const auto committed = [&](const lctx_plane & plane, int32_t head, int32_t n) {
+        const int32_t n_cell = n == 0 || plane.key != lctx_plane_key::cell ? 0 : std::max(0, this->n_cell(seq, head, n));
+        return plane.committed(whole(n), whole(n_cell));
+    };
+    for (const lctx_plane & plane : planes_) {
+        for (int32_t head = 0; plane.key != lctx_plane_key::page && head < plane.n_head; head++) {
+            const int32_t from = committed(plane, head, n_from), to = committed(plane, head, n_to);
+            if (from < to && !f(plane.tensor, plane.offset(seq, head, from), plane.offset(seq, head, to))) {
+                return false;
             }
         }
     }
+    return true;
+}
+
+std::string lctx_kv_store::commit_rows(int32_t seq, int32_t n_now, int32_t n_then) {
+    if (!commits()) {
+        return "";
+    }
+    const bool ok =
+        each_row_range(seq, n_now, n_then, [&](const ggml_tensor * t, size_t from, size_t end) { return commit(t, from, end); });
+    return ok ? "" : no_memory();
+}
+
+void lctx_kv_store::return_rows(int32_t seq, int32_t n_then, int32_t n_now) {
+    if (grain_ == 0) {
+        return;
+    }
+    wait();
+    each_row_range(seq, n_then, n_now, [&](const ggml_tensor * t, size_t from, size_t end) {
+        give_back(t, from, end);
+        return true;
+    });
 }

@@ -1,16 +1,11 @@
 // What the layers of one device keep: pages of K and V, block tables, and what else their method needs, in tensors of its own.
 //
-// The host has page numbers and counts, the device has the rows. Nothing of a device is read or written but through here: on the CPU
-// at once, elsewhere after the graphs that were started there (wait()). What one row after the other needs makes nobody wait: page
-// tables go out in the order of the graphs when a page is taken, counts come back after an eviction.
+// The host has counts, the device has the rows: after an eviction, its counts come back.
 #pragma once
 
 #include "../counts.h"
 #include "../ops/ops.h"
-#include "arena.h"
-#include "ggml-backend.h"
-#include "ggml-cpp.h"
-#include "pages.h"
+#include "paged-memory.h"
 #include "planes.h"
 
 #include <memory>
@@ -70,84 +65,22 @@ struct lctx_layer_heads {
     int32_t first_query, n_query;  // query heads
 };
 
-// Add a node whose result is a view, and whose sources may be views, of tensors that have their memory.
-void lctx_add_node(ggml_cgraph * graph, ggml_tensor * node);
-
-class lctx_kv_store {
+class lctx_kv_store final : public lctx_paged_memory {
   public:
     // Only the tensors; nothing is allocated. work: where entries of block tables are counted.
     lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
                   const std::vector<lctx_layer_heads> & layers, lctx_work & work);
 
-    size_t bytes() const;      // of all tensors on the device
-    size_t far_bytes() const;  // of the pools, when they are not
-    // Bytes in use when every head of every sequence holds n_cell rows; all that is allocated where memory is not committed as it is used.
-    lctx_sizes sizes(int32_t n_cell) const;
-    std::string name() const;  // of the device, for messages
-
     // False when the device refuses. dry: give the tensors a buffer without memory, for graphs that are never run.
     bool allocate(bool dry);
-    // The backend of the context that runs here; it is known when its first graph is built, and lives as long as the context.
-    void attach(ggml_backend_sched_t sched);
-    ggml_backend_t backend() const { return backend_; }
-
+    // Bytes in use when every head of every sequence holds n_cell rows; all that is allocated where memory is not committed as it is used.
+    lctx_sizes sizes(int32_t n_cell) const;
     lctx_layer layer(ggml_context * ctx, const lctx_layer_heads & heads) const;
-
-    // Pages: block i of a head is its cells [64 i, 64 i + 64). Functions that return a string: why it cannot be, empty when it was done.
-    int32_t page(int32_t seq, int32_t head, int32_t block) const;
-    std::string take_page(int32_t seq, int32_t head, int32_t block);
-    // Copy a page that other sequences read too, before this one writes to it.
-    std::string own_page(int32_t seq, int32_t head, int32_t block);
-    void share_pages(int32_t src, int32_t dst, int32_t head, int32_t n_block);
-    void drop_pages(int32_t seq, int32_t head, int32_t first, int32_t end);
-    // True when memory has to be committed before it is used.
-    bool commits() const { return arena_->commits(); }
-    // Commit what n more pages need; they are taken later.
-    std::string promise_pages(int32_t n);
-    // Free pages belong to the device again, but for those that the next rows need. Where a grain holds many pages, held ones move together
-    // when too many free ones lie between them.
-    void return_pages();
-    // Bytes that are committed, where memory is committed in parts; else 0.
-    uint64_t committed() const { return arena_->committed(); }
-    const lctx_pages & pages() const { return pages_; }
 
     // Rows of a sequence that a head holds: those stored but those evicted.
     int32_t n_cell(int32_t seq, int32_t head, int32_t n_pos) const { return n_pos - gone(seq, head); }
     int32_t & gone(int32_t seq, int32_t head) { return gone_[(size_t)seq * n_head + head]; }
     int32_t gone(int32_t seq, int32_t head) const { return gone_[(size_t)seq * n_head + head]; }
-
-    // Memory beside the pages for rows [n_now, n_then) of a sequence.
-    std::string commit_rows(int32_t seq, int32_t n_now, int32_t n_then);
-    void return_rows(int32_t seq, int32_t n_then, int32_t n_now);
-
-    // Host and device. What lands and copies are done together, before anything else happens there.
-    void read(const ggml_tensor * t, size_t offset, void * data, size_t size);
-    void write(ggml_tensor * t, size_t offset, const void * data, size_t size);
-    // As write, for runs of a state: they cross to the device together, and go to their places there.
-    void land(ggml_tensor * t, size_t offset, const void * data, size_t size);
-    void copy(ggml_tensor * t, size_t from, size_t to, size_t size);
-    // Until nothing is running there.
-    void wait();
-    // A graph is about to run: the device has to know where the rows lie.
-    void begin_graph();
-
-    // Units that lie close: what is known of a sequence's is void, after its rows were written from elsewhere.
-    void forget_staged(int32_t seq);
-    // How many units were there, were brought, and were read from afar; of all heads.
-    lctx_offload_info offload();
-
-    // Eviction.
-    size_t held_offset(int32_t seq, int32_t head, int32_t plane) const;  // plane -1: the header
-    std::vector<int32_t> headers(int32_t seq);                           // [n_head][lctx_held::HEADER]
-    void set_headers(int32_t seq, int32_t dense_from, int32_t undo_from);
-    void copy_headers(int32_t src, int32_t dst);
-    // What the queries of a sequence from row n_pos on did, as far as they were reached.
-    void take_votes_back(int32_t seq, int32_t n_pos);
-    // Where heads have budgets of their own: how many rows the next eviction leaves.
-    int32_t & budget(int32_t seq, int32_t head) { return budget_[(size_t)seq * n_head + head]; }
-    // Evict at the border of every sequence in due ([n_seq], < 0: it does not), and free what is behind the rows that stayed; false
-    // when the device fails.
-    bool evict(const std::vector<int32_t> & due, int32_t n_threads);
 
     // All that it keeps of its heads, in the order of states.
     const std::vector<lctx_plane> & planes() const { return planes_; }
@@ -155,18 +88,37 @@ class lctx_kv_store {
     std::vector<const lctx_plane *> row_planes() const;
     // Entries of a plane beside the pages that sequences of these lengths have.
     uint64_t n_entry(const lctx_plane & plane, const std::vector<int32_t> & n_pos) const;
+    // Memory of these planes for rows [n_now, n_then) of a sequence; why there is none.
+    std::string commit_rows(int32_t seq, int32_t n_now, int32_t n_then);
+    void return_rows(int32_t seq, int32_t n_then, int32_t n_now);
     // Make the index of rows [first, end) of a sequence again, after they were written from elsewhere.
     void index_rows(int32_t seq, int32_t first, int32_t end, int32_t n_threads);
 
-    const ggml_backend_dev_t dev;
-    const ggml_backend_buffer_type_t buft;
-    const bool is_host;
-    const int32_t n_head, n_query_head;  // of all its layers
+    // Units that lie close: what is known of a sequence's is void, after its rows were written from elsewhere.
+    void forget_staged(int32_t seq);
+    // How many units were there, were fetched, and were read from the host; of all heads.
+    lctx_offload_info offload();
+
+    // Eviction.
+    size_t held_offset(int32_t seq, int32_t head, int32_t plane) const;  // plane -1: the header
+    std::vector<int32_t> headers(int32_t seq);                           // [n_head][lctx_held::HEADER]
+    void set_headers(int32_t seq, int32_t dense_from, int32_t undo_from);
+    void copy_headers(int32_t src, int32_t dst);
+    // Every head holds all rows that come.
+    void forget_evictions(int32_t seq);
+    // What the queries of a sequence from row n_pos on did, as far as they were reached.
+    void take_votes_back(int32_t seq, int32_t n_pos);
+    // Where heads have budgets of their own: how many rows the next eviction leaves.
+    int32_t & budget(int32_t seq, int32_t head) { return budget_[(size_t)seq * n_head + head]; }
+    // Evict at the border of every sequence in due ([n_seq], < 0: it does not), and free what is after the rows that stayed; false
+    // when the device fails.
+    bool evict(const std::vector<int32_t> & due, int32_t n_threads);
+
+    const int32_t n_query_head;  // of all its layers
 
     ggml_tensor * k_pool = nullptr;     // [head_dim_k, n_page*64]
     ggml_tensor * v_pool = nullptr;     // [head_dim_v, n_page*64]; latent attention: a view of k_pool
     ggml_tensor * index = nullptr;      // [lctx_index_shape::row_size, n_page*64]
-    ggml_tensor * table = nullptr;      // [n_page_max, n_head, n_seq]
     ggml_tensor * near = nullptr;       // [head_dim_k, near_rows, n_head, n_seq]
     ggml_tensor * summaries = nullptr;  // [summary_dim, n_chunk_max, n_head or n_query_head, n_seq]
     ggml_tensor * open = nullptr;       // [head_dim_k, 2*chunk_size, n_query_head, n_seq]
@@ -178,59 +130,18 @@ class lctx_kv_store {
     ggml_tensor * staging_table = nullptr;  // [n_page_max*of_page, n_head, n_seq]
 
   private:
-    struct copied {
-        size_t from, to, size;  // in the arena
-    };
-    bool is_far(const ggml_tensor * t) const { return far_ && (t == k_pool || t == v_pool); }
-    lctx_arena & arena_of(const ggml_tensor * t) const { return is_far(t) ? *far_ : *arena_; }
     void init_staging();
     void list_planes();
-    std::vector<ggml_tensor *> paged() const;  // the tensors of pages, with the index
-
-    template <typename F> void each_tensor(F && f) const {
-        for (ggml_tensor * t = ggml_get_first_tensor(ctx_.get()); t; t = ggml_get_next_tensor(ctx_.get(), t)) {
-            if (!t->view_src) {
-                f(t);
-            }
-        }
-    }
-    size_t padded(const ggml_tensor * t) const;
-    size_t at(const ggml_tensor * t) const;
-    size_t entry(int32_t seq, int32_t head, int32_t block) const;
-    void set_page(int32_t seq, int32_t head, int32_t block, int32_t page);
-    void set_entry(size_t i, int32_t page);
-    bool commit_page(int32_t page);
-    void pack_pages(int32_t n_keep);
-    std::string no_memory() const;
     template <typename F> bool each_row_range(int32_t seq, int32_t n_from, int32_t n_to, F && f) const;
-    void run_copies();
-    void upload_table();
     void prepare_eviction(int32_t n_threads);
     void shrink(int32_t seq, int32_t head, int32_t n_before, int32_t n_left);
 
     const lctx_kv_shape & shape_;
     const std::vector<lctx_layer_heads> layers_;
-    lctx_work & work_;
-    const size_t grain_ = lctx_arena_grain(buft);
-    std::unique_ptr<lctx_arena> arena_;
-    std::unique_ptr<lctx_arena> far_;  // of the pools, with n_staged > 0
-    ggml_backend_buffer_ptr dry_;
-    ggml_context_ptr ctx_;
-    ggml_backend_t backend_ = nullptr;
-    bool is_idle_ = true;  // nothing was started on the device since the last wait()
-
     std::vector<lctx_plane> planes_;
-    lctx_pages pages_;
-    int32_t n_promised_ = 0;
-    int32_t * table_ = nullptr;    // where the host keeps the table: its tensor on the CPU
-    std::vector<int32_t> copy_;    // else here
-    std::vector<size_t> changed_;  // and the entries that the device does not know
     std::vector<int32_t> gone_;    // [n_seq][n_head] rows evicted
     std::vector<int32_t> budget_;  // [n_seq][n_head]
-    std::vector<copied> copies_;   // not done yet
-    std::vector<uint8_t> landed_;  // what goes to landing_ before them
 
-    ggml_tensor * landing_ = nullptr;  // of a device: what the host writes is copied to its places from here
     ggml_tensor * due_ = nullptr;      // [n_seq]
     ggml_tensor * budgets_ = nullptr;  // [n_head, n_seq], where heads have budgets of their own
     ggml_tensor * counts_ = nullptr;   // [1, n_head, n_seq] rows evicted, as the device counts

@@ -1,6 +1,5 @@
 #include "memory.h"
 
-#include "batch.h"
 #include "llama-impl.h"
 
 #include <algorithm>
@@ -21,91 +20,7 @@ lctx_memory::lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<l
     : cache_(std::move(cache)),
       rest_(std::move(rest)),
       n_checkpoint_(rest_ ? within_bytes(n_checkpoint, rest_bytes()) : 0),
-      checkpoints_(cache_->n_seq()) {}
-
-// ---- batches ----
-
-// Tokens in the order of the batch: none of a ubatch follows a border of its sequence.
-std::vector<llama_ubatch> lctx_memory::split(llama_batch_allocr & balloc, int32_t n_ubatch) const {
-    const llama_batch & batch = balloc.get_batch();
-    std::vector<llama_ubatch> ubatches;
-    for (int32_t first = 0; first < batch.n_tokens; first += (int32_t)ubatches.back().n_tokens) {
-        std::vector<char> is_over(cache_->n_seq(), 0);
-        int32_t n = 0;
-        for (; n < std::min(n_ubatch, batch.n_tokens - first) && !is_over[batch.seq_id[first + n][0]]; n++) {
-            is_over[batch.seq_id[first + n][0]] = cache_->until_border(batch.pos[first + n]) == 1;
-        }
-        ubatches.push_back(balloc.split_simple(n));
-    }
-    return ubatches;
-}
-
-// As many tokens of every sequence that the ubatch takes: those that llama.cpp will choose, up to the nearest of their borders. None, and
-// what is wrong, when it has chosen others.
-std::vector<llama_ubatch> lctx_memory::split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence,
-                                                   std::string & wrong) const {
-    const llama_batch & batch = balloc.get_batch();
-    std::vector<int32_t> next = cache_->lengths();
-    std::vector<llama_ubatch> ubatches;
-    for (int32_t n_done = 0; n_done < batch.n_tokens; n_done += (int32_t)ubatches.back().n_tokens) {
-        std::vector<char> is_in(cache_->n_seq(), 0);
-        int32_t n_seq = 0, last = -1, n_each = INT32_MAX;
-        for (int32_t i = 0; i < batch.n_tokens; i++) {
-            const int32_t seq = batch.seq_id[i][0];
-            const bool follows = n_seq == 0 || (!one_sequence && (!rest_->splits_sequential() || seq == last + 1));
-            if (batch.pos[i] >= next[seq] && !is_in[seq] && follows) {
-                is_in[seq] = 1, last = seq, n_seq++;
-                n_each = std::min(n_each, cache_->until_border(next[seq]));
-            }
-        }
-        const auto n = (uint32_t)std::min<int64_t>(n_ubatch, (int64_t)n_each * n_seq);
-        llama_ubatch ubatch = one_sequence ? balloc.split_seq(n) : balloc.split_equal(n, rest_->splits_sequential(), rest_->n_keep_tail());
-        if (ubatch.n_tokens == 0) {
-            return {};
-        }
-        for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
-            const int32_t seq = ubatch.seq_id[i][0];
-            if (!is_in[seq] || ubatch.pos[i] != next[seq]++) {
-                wrong = "llama.cpp has divided the batch in another way than the KV cache expects";
-                return {};
-            }
-        }
-        ubatches.push_back(std::move(ubatch));
-    }
-    return ubatches;
-}
-
-llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
-    llama_memory_status status;
-    std::string wrong = cache_->admit(balloc.get_batch(), status);
-    if (wrong.empty()) {
-        balloc.split_reset();
-        if (!rest_) {
-            return std::make_unique<lctx_batch_context>(*cache_, split(balloc, (int32_t)n_ubatch));
-        }
-        const bool one_sequence = rest_->splits_by_sequence(embd_all);
-        const std::vector<llama_ubatch> ubatches =
-            rest_->splits_equal() ? split_equal(balloc, (int32_t)n_ubatch, one_sequence, wrong) : split(balloc, (int32_t)n_ubatch);
-        llama_memory_context_ptr joint = ubatches.empty() ? nullptr : rest_->batch(*cache_, ubatches);
-        if (joint) {
-            return joint;
-        }
-        status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
-        wrong = wrong.empty() ? "the memory of windows or recurrent states has no room for the batch: remove a sequence" : wrong;
-    }
-    LLAMA_LOG_WARN("lctx: %s\n", wrong.c_str());
-    cache_->refuse(wrong);
-    return std::make_unique<lctx_batch_context>(*cache_, status);
-}
-
-llama_memory_context_ptr lctx_memory::init_full() {
-    return rest_ ? rest_->full(*cache_) : std::make_unique<lctx_batch_context>(*cache_, std::vector<llama_ubatch>());
-}
-
-llama_memory_context_ptr lctx_memory::init_update(llama_context * lctx, bool optimize) {
-    return rest_ ? rest_->memory().init_update(lctx, optimize)
-                 : std::make_unique<lctx_batch_context>(*cache_, LLAMA_MEMORY_STATUS_NO_UPDATE);
-}
+      checkpoints_(cache_->sequences().size()) {}
 
 // ---- sequences ----
 
@@ -124,7 +39,7 @@ const lctx_memory::saved * lctx_memory::find_checkpoint(int32_t seq, int32_t p) 
 }
 
 std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
-    const std::string why = cache_->why_not_back_to(seq, p);
+    const std::string why = cache_->sequences().why_not_back_to(seq, p);
     if (!why.empty() || !rest_ || rest_->can_go_back(seq, p) || find_checkpoint(seq, p)) {
         return why;
     }
@@ -174,16 +89,16 @@ bool lctx_memory::cut(int32_t seq, int32_t p) {
 bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     if (seq_id < 0) {
         bool done = true;
-        for (int32_t seq = 0; seq < cache_->n_seq(); seq++) {
+        for (int32_t seq = 0; seq < cache_->sequences().size(); seq++) {
             done = seq_rm(seq, p0, p1) && done;
         }
         return done;
     }
-    if (seq_id >= cache_->n_seq()) {
+    if (seq_id >= cache_->sequences().size()) {
         return true;  // nothing is ever stored there
     }
     p0 = std::max(p0, 0);
-    const int32_t n_pos = cache_->n_pos(seq_id);
+    const int32_t n_pos = cache_->sequences().n_pos(seq_id);
     if (p0 >= n_pos || (p1 >= 0 && p1 <= p0)) {
         return true;
     }
@@ -200,7 +115,7 @@ bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
 
 int32_t lctx_memory::restorable(int32_t seq, int32_t n) const {
     const int32_t most = cache_->restorable(seq, n);
-    if (!rest_ || most == 0 || most == cache_->n_pos(seq) || rest_->can_go_back(seq, most)) {
+    if (!rest_ || most == 0 || most == cache_->sequences().n_pos(seq) || rest_->can_go_back(seq, most)) {
         return most;
     }
     const auto & all = checkpoints_[seq];
@@ -219,9 +134,9 @@ void lctx_memory::withdraw(int32_t seq, int32_t n_pos) {
 }
 
 bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
-    const bool known = src >= 0 && src < cache_->n_seq();
-    n_pos = !known ? 0 : n_pos < 0 ? cache_->n_pos(src) : std::min(n_pos, cache_->n_pos(src));
-    const bool whole = known && n_pos == cache_->n_pos(src);
+    const bool known = src >= 0 && src < cache_->sequences().size();
+    n_pos = !known ? 0 : n_pos < 0 ? cache_->sequences().n_pos(src) : std::min(n_pos, cache_->sequences().n_pos(src));
+    const bool whole = known && n_pos == cache_->sequences().n_pos(src);
     const std::string why = known && !whole ? why_not_back_to(src, n_pos) : "";
     if (!why.empty()) {
         return cache_->refuse(why);
@@ -247,7 +162,7 @@ bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
 }
 
 void lctx_memory::checkpoint(int32_t seq) {
-    const int32_t n_pos = cache_->n_pos(seq);
+    const int32_t n_pos = cache_->sequences().n_pos(seq);
     auto & all = checkpoints_[seq];
     if (!rest_ || n_pos == 0 || (!all.empty() && all.back().pos == n_pos)) {
         return;
@@ -273,7 +188,7 @@ void lctx_memory::seq_cp(llama_seq_id src, llama_seq_id dst, llama_pos p0, llama
 }
 
 void lctx_memory::seq_keep(llama_seq_id seq_id) {
-    for (int32_t seq = 0; seq < cache_->n_seq(); seq++) {
+    for (int32_t seq = 0; seq < cache_->sequences().size(); seq++) {
         if (seq != seq_id) {
             empty(seq);
         }
@@ -300,7 +215,7 @@ llama_pos lctx_memory::seq_pos_min(llama_seq_id seq_id) const {
 }
 
 llama_pos lctx_memory::seq_pos_max(llama_seq_id seq_id) const {
-    return seq_id >= 0 && seq_id < cache_->n_seq() ? cache_->n_pos(seq_id) - 1 : -1;
+    return seq_id >= 0 && seq_id < cache_->sequences().size() ? cache_->sequences().n_pos(seq_id) - 1 : -1;
 }
 
 // ---- states ----
@@ -331,13 +246,13 @@ void lctx_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_st
 
 // Of a sequence, or all, at the positions where the cache is; empty when that fails.
 void lctx_memory::read_rest(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags) {
-    const int32_t first = std::max(seq_id, 0), end = seq_id < 0 ? cache_->n_seq() : seq_id + 1;
+    const int32_t first = std::max(seq_id, 0), end = seq_id < 0 ? cache_->sequences().size() : seq_id + 1;
     for (int32_t seq = first; flags == 0 && seq < end; seq++) {
         checkpoints_[seq].clear();
         rest_->remove(seq, 0);  // of an empty state llama.cpp reads nothing, and leaves what was there
     }
     try {
-        rest_->read(io, seq_id, flags, flags == 0 ? cache_->lengths() : std::vector<int32_t>());
+        rest_->read(io, seq_id, flags, flags == 0 ? cache_->sequences().lengths() : std::vector<int32_t>());
     } catch (...) {
         for (int32_t seq = first; seq < end; seq++) {
             empty(seq);
@@ -348,7 +263,7 @@ void lctx_memory::read_rest(llama_io_read_i & io, int32_t seq_id, llama_state_se
 
 // What read appends to a sequence is there as a whole, or not at all.
 void lctx_memory::append(int32_t seq, const std::function<void()> & read) {
-    const int32_t n_pos = cache_->n_pos(seq);
+    const int32_t n_pos = cache_->sequences().n_pos(seq);
     try {
         read();
     } catch (...) {
@@ -357,15 +272,15 @@ void lctx_memory::append(int32_t seq, const std::function<void()> & read) {
     }
 }
 
-void lctx_memory::part_read(lctx_state_reader & io, int32_t seq) {
-    append(seq, [&] { cache_->part_read(io, seq); });
+void lctx_memory::slice_read(lctx_state_reader & io, int32_t seq) {
+    append(seq, [&] { cache_->slice_read(io, seq); });
 }
 
-void lctx_memory::part_place(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
+void lctx_memory::slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
     if (rest_) {
         throw lctx_refusal("windows and recurrent states of a text cannot be placed elsewhere: this model reads it in its place");
     }
-    append(seq, [&] { cache_->part_place(io, seq, skip, n); });
+    append(seq, [&] { cache_->slice_insert(io, seq, skip, n); });
 }
 
 bool lctx_memory::drop(int32_t seq, int32_t first, int32_t end) {
@@ -392,7 +307,7 @@ void lctx_memory::rest_read(llama_io_read_i & io, int32_t seq) {
 // ---- sizes ----
 
 std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() const {
-    auto bytes = cache_->memory_breakdown();
+    auto bytes = cache_->placement().memory_breakdown();
     if (rest_) {
         for (const auto & [buft, n] : rest_->memory().memory_breakdown()) {
             bytes[buft] += n;
@@ -402,7 +317,7 @@ std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() con
 }
 
 void lctx_memory::each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const {
-    cache_->each_size(f);
+    cache_->blocks().each_size(f);
     if (!rest_) {
         return;
     }

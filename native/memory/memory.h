@@ -37,10 +37,10 @@ class lctx_memory final : public llama_memory_i {
     void state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const override;
     void state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) override;
 
-    // Parts of a sequence, and what is beside its rows at its end (parts.cpp). Throw lctx_refusal; the sequence ends where it did then, or
+    // Slices of a sequence, and what is beside its rows at its end (slices.h). Throw lctx_refusal; the sequence ends where it did then, or
     // is empty after rest_read.
-    void part_read(lctx_state_reader & io, int32_t seq);
-    void part_place(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n);
+    void slice_read(lctx_state_reader & io, int32_t seq);
+    void slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n);
     void rest_write(llama_io_write_i & io, int32_t seq) const;
     void rest_read(llama_io_read_i & io, int32_t seq);
 
@@ -48,7 +48,7 @@ class lctx_memory final : public llama_memory_i {
     int32_t restorable(int32_t seq, int32_t n) const;
     // Make dst the first n_pos tokens of src (all with n_pos < 0); false with the cache's take_error() when that cannot be.
     bool copy(int32_t src, int32_t dst, int32_t n_pos);
-    // Forget rows [first, end) of a sequence; those behind them move down. False with the cache's take_error() when that cannot be.
+    // Forget rows [first, end) of a sequence; those after them move down. False with the cache's take_error() when that cannot be.
     bool drop(int32_t seq, int32_t first, int32_t end);
     // Keep what is needed to come back to the end of a sequence. Nothing, where the cache can go back by itself.
     void checkpoint(int32_t seq);

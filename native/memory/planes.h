@@ -1,5 +1,5 @@
 // Planes: what a store keeps of its heads, each with five facts: the bytes of an entry, its key, which heads have it, how it grows, and
-// when it is saved. States, parts, copies, memory, sizes and limits are loops over them: a new plane is a line in lctx_kv_store.
+// when it is saved. States, slices, copies, memory, sizes and limits are loops over them: a new plane is a line in lctx_kv_store.
 #pragma once
 
 #include "../counts.h"
@@ -16,7 +16,7 @@ enum class lctx_plane_key {
     query,  // a query of one of the two chunks that were begun last: two halves of a chunk
 };
 
-enum class lctx_plane_saved { never, in_states, in_parts };  // in_parts: in states too
+enum class lctx_plane_saved { never, in_states, in_slices };  // in_slices: in states too
 
 // What saved entries must be.
 enum class lctx_plane_values { any, finite, rows, scores, undo };
