@@ -79,3 +79,51 @@ def test_there_is_no_circle():
         for name in done:
             del left[name]
     assert not left
+
+
+MEMORY = NATIVE / "memory"
+MAX_LINES, MAX_FUNCTIONS = 400, 40
+
+
+def functions_of(header: str) -> dict[str, int]:
+    """Return how many functions the classes of a header declare."""
+    code, found = re.sub(r"//.*", "", header), {}
+    for match in re.finditer(r"^class (\w+)[^;{]*\{(.*?)^\};", code, re.MULTILINE | re.DOTALL):
+        body = match[2]
+        while body != (body := re.sub(r"\{[^{}]*\}", ";", body)):
+            pass
+        found[match[1]] = sum("(" in statement for statement in body.split(";"))
+    return found
+
+
+def test_functions_are_counted():
+    lines = (
+        "class a {",
+        "  a() : x(0) {}",
+        "  int f(int) const;",
+        "  int g() { if (x) { return 1; } }",
+        "  int x;",
+        "};",
+    )
+    header = "\n".join(lines)
+    assert functions_of(header) == {"a": 3}
+
+
+def test_the_memory_is_read_one_class_at_a_time():
+    sizes = {}
+    for path in [*MEMORY.glob("*.h"), *MEMORY.glob("*.cpp")]:
+        assert len(path.read_text().splitlines()) <= MAX_LINES, path.name
+        sizes |= functions_of(path.read_text()) if path.suffix == ".h" else {}
+    assert len(sizes) > 10
+    assert {name: n for name, n in sizes.items() if n > MAX_FUNCTIONS} == {}
+
+
+def test_no_file_of_the_memory_is_in_a_circle():
+    left = defaultdict(set)
+    for path in [*MEMORY.glob("*.h"), *MEMORY.glob("*.cpp")]:
+        others = re.findall(r'^#include "([\w-]+)\.h"', path.read_text(), re.MULTILINE)
+        left[path.stem] |= {name for name in others if name != path.stem and (MEMORY / f"{name}.h").is_file()}
+    while done := [name for name, below in left.items() if not below & set(left)]:
+        for name in done:
+            del left[name]
+    assert not left
