@@ -267,11 +267,13 @@ int32_t lctx_context_place(const lctx_context * ctx, int32_t pos);
 // Make dst an exact copy of the first n positions of src (n < 0: all); src itself stays as it is. 1 done, 0 refused and nothing changed.
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 
-// Compression, for a method with a rule that waits for it (kvzip): a text is read, replayed, and loses what the replay did not attend to.
+// Compression, for a method with a rule that waits for it: a text is read, replayed, and loses what the replay did not attend to (kvzip);
+// or its last `window` tokens are evaluated as a replay and stay, and the rows before them are lost to which they did not attend (snapkv).
 //
 // While a sequence is replayed (on != 0), the queries of its new tokens vote for the rows before them, and lctx_seq_rm takes the tokens
-// back but not their votes. Begin it where the text ends; votes of an earlier replay are forgotten. Returns after how many tokens at most
-// the sequence can still be cut back to the end of the text, 0 with on == 0; LCTX_INVALID: lctx_context_error says why.
+// back but not their votes. Begin it where the text ends, or with snapkv where the window begins; votes of an earlier replay are
+// forgotten. Returns after how many tokens at most the sequence can still be cut back to here, 0 with on == 0; LCTX_INVALID:
+// lctx_context_error says why.
 int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on);
 
 // Keep of all layers and KV heads together the rows with the largest votes: so large a share, above 0 and at most 1, of what a full cache

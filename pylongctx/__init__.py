@@ -13,6 +13,7 @@ from pylongctx.methods import (
     Scissorhands,
     SelfExtend,
     ShiftedRotary,
+    SnapKV,
     Tova,
     Window,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "SelfDraft",
     "SelfExtend",
     "ShiftedRotary",
+    "SnapKV",
     "StoppingCriteria",
     "StoppingCriteriaList",
     "Tova",

@@ -107,6 +107,17 @@ def best_of_all(low: np.ndarray, high: np.ndarray, held: np.ndarray, n: int) -> 
     return certain, possible
 
 
+def best_with_own(low: np.ndarray, high: np.ndarray, held: np.ndarray, safe: np.ndarray, n: int, n_own: int) -> tuple:
+    """Return which rows of all heads are among the ``n`` best, where ``n_own`` of each head and the safe ones stay."""
+    low, high = (np.where(safe, np.inf, score) for score in (low, high))
+    own = np.zeros((2, *held.shape), dtype=bool)  # certain, possible
+    for g, here in enumerate(held):
+        rows = np.flatnonzero(here)
+        own[:, g, rows] = best(low[g, rows], high[g, rows], max(n_own, int(safe[g].sum())))
+    low, high = (np.where(mine, np.inf, score) for mine, score in zip(own, (low, high), strict=True))
+    return best_of_all(low, high, held, max(n, int((own[0] | safe).sum())))
+
+
 class BudgetRule(Rule):
     """A head with more than ``budget`` rows keeps the newest ``recent`` and the best of the others.
 
@@ -124,14 +135,7 @@ class BudgetRule(Rule):
             return super().kept_by_heads(low, high, held, p, open_row)
         n_row = held.shape[1]
         safe = held & ((np.arange(n_row) > p - self.recent) | (np.arange(n_row) >= open_row))
-        low, high = (np.where(safe, np.inf, score) for score in (low, high))
-        own = np.zeros((2, *held.shape), dtype=bool)  # certain, possible
-        for g, here in enumerate(held):
-            rows = np.flatnonzero(here)
-            own[:, g, rows] = best(low[g, rows], high[g, rows], max(self.budget // 5, int(safe[g].sum())))
-        low, high = (np.where(mine, np.inf, score) for mine, score in zip(own, (low, high), strict=True))
-        n_sure = int((own[0] | safe).sum())
-        return best_of_all(low, high, held, max(len(held) * self.budget, n_sure))
+        return best_with_own(low, high, held, safe, len(held) * self.budget, self.budget // 5)
 
     def kept(self, low, high, rows, p, open_row):
         certain, possible = np.ones((2, len(rows)), dtype=bool)
@@ -193,7 +197,8 @@ class Tova(BudgetRule):
 class Kvzip(Rule):
     """KVzip (arXiv 2505.23416): the largest weight that a query of a replay gave.
 
-    Rows from ``n_text`` on are the replay. It is taken back, and ``share`` of the rows of all heads stay.
+    Rows from ``n_text`` on are the replay. It is taken back, and ``share`` of the rows of all heads stay, of each head
+    at least a fifth of an equal part.
     """
 
     n_text: int
@@ -214,6 +219,5 @@ class Kvzip(Rule):
     def kept_by_heads(self, low, high, held, p, open_row):
         held = held & (np.arange(held.shape[1]) < self.n_text)
         safe = held & (np.arange(held.shape[1]) >= open_row)
-        low, high = (np.where(safe, np.inf, score) for score in (low, high))
-        n = int(self.share * self.n_text * len(held))
-        return best_of_all(low, high, held, max(n, int(safe.sum())))
+        equal = self.share * self.n_text
+        return best_with_own(low, high, held, safe, int(equal * len(held)), int(equal) // 5)

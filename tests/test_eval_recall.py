@@ -209,3 +209,11 @@ def test_the_name_and_the_digest_tell_how_is_asked(embedded_model, words):
     cell, (sample,) = Cell(str(embedded_model), "full", Recall(), LENGTH), Recall(tests=1).samples(words, LENGTH, 0)
     same = replace(cell, task=Recall(tests=9))
     assert digest(cell, sample) == digest(same, sample) != digest(replace(cell, task=Recall(anew=1)), sample)
+
+
+def test_a_prompt_is_compressed_for_its_question(embedded_f32):
+    """The end of each prompt asks for its fact, so a part of the entries finds most of them."""
+    _, record = one(embedded_f32, "snapkv,window=32,pool=13", compress=0.3)
+    assert record["kv_bytes"] < 0.5 * record["kv_full_bytes"]
+    whole = one(embedded_f32, "full")[1]
+    assert record["score"] >= whole["score"] - 0.34

@@ -139,7 +139,7 @@ def test_prompts_are_known_by_their_hash():
         ({"task": Perplexity("a.txt"), "reuse": True}, "'perplexity' asks no questions .*: leave reuse out"),
         ({"options": {"n_parallel": 2}, "reuse": True}, "answered one by one: leave n_parallel or reuse out"),
         ({"compress": 0.5, "method": "kvzip"}, "compress needs reuse"),
-        ({"compress": 0.5, "reuse": True}, "use the method kvzip"),
+        ({"compress": 0.5, "reuse": True}, "rules kvzip and snapkv compress"),
     ],
 )
 def test_errors(cell, changes, message):

@@ -20,13 +20,14 @@ from pylongctx.methods import (
     Scissorhands,
     SelfExtend,
     ShiftedRotary,
+    SnapKV,
     Tova,
     named,
     parse,
 )
 
 BASES = [Full, SelfExtend, LongHeads, DualChunk, ShiftedRotary]
-RULES = [Corm, H2O, Scissorhands, Tova, Kvzip]
+RULES = [Corm, H2O, Scissorhands, Tova, Kvzip, SnapKV]
 SIZES = [(cls, field.name) for cls in RULES for field in fields(cls) if field.name not in cls.words]
 LARGEST = 2**30
 
@@ -44,6 +45,8 @@ LARGEST = 2**30
     (Tova(1, 1), "tova,budget=1,evict_every=1"),
     (Tova(1, heads="adaptive"), "tova,budget=1,heads=adaptive"),
     (Kvzip(), "kvzip"),
+    (SnapKV(), "snapkv"),
+    (SnapKV(32, 7), "snapkv,window=32,pool=7"),
 ])  # fmt: skip
 def test_specs_of_rules(rule, spec):
     assert str(rule) == spec
@@ -54,7 +57,7 @@ def test_specs_of_rules(rule, spec):
 def test_any_choice_of_options_round_trips(cls):
     """An option left out of the spec is the default, one that is there is read back as itself."""
     names = [field.name for field in fields(cls)]
-    values = {"budget": 400, "window": 3, "recent": 7, "evict_every": 5, "heads": "adaptive"}
+    values = {"budget": 400, "window": 3, "recent": 7, "evict_every": 5, "heads": "adaptive", "pool": 7}
     for n in range(len(names) + 1):
         for chosen in combinations(names, n):
             options = {name: values[name] for name in chosen}
@@ -72,6 +75,7 @@ def test_options_that_are_left_out():
         Scissorhands: [("budget", None), ("window", None), ("recent", None), ("evict_every", None), ("heads", None)],
         Tova: [("budget", None), ("evict_every", None), ("heads", None)],
         Kvzip: [],
+        SnapKV: [("window", None), ("pool", None)],
     }
     assert parse("corm") == Corm()
 
@@ -79,7 +83,7 @@ def test_options_that_are_left_out():
 @pytest.mark.parametrize(("cls", "option"), SIZES)
 def test_sizes_of_rules_have_limits(cls, option):
     least = 0 if option == "recent" else 1
-    for value in (least, LARGEST):
+    for value in (least, LARGEST - (option == "pool")):  # which is odd
         assert getattr(cls(**{option: value}), option) == value
     for value, message in ((least - 1, f"at least {least}, not {least - 1}"), (LARGEST + 1, f"at most {LARGEST}")):
         with pytest.raises(ValueError, match=f"^{option} must be {message}"):
@@ -167,7 +171,8 @@ def test_a_composition_is_a_value():
 @pytest.mark.parametrize("rule", RULES)
 def test_full_attention_is_what_a_rule_alone_reads(rule):
     assert Full() + rule() == rule()
-    options = {"evict_every": 8} if fields(rule) else {}
+    names = [field.name for field in fields(rule)]
+    options = {name: 8 for name in names if name in ("evict_every", "window")}
     assert parse(",".join([f"full+{rule.name}", *(f"{key}={n}" for key, n in options.items())])) == rule(**options)
     with pytest.raises(ValueError, match=rf"'full\+{rule.name}' is the same as '{rule.name}'"):
         Composition(Full(), rule())
@@ -200,7 +205,7 @@ def test_what_does_not_compose_says_what_does(spec, reason):
         parse(spec)
     assert str(info.value).endswith(
         "a composition is one base (dca, full, longheads, selfextend or string) "
-        "+ one rule (corm, h2o, kvzip, scissorhands or tova)"
+        "+ one rule (corm, h2o, kvzip, scissorhands, snapkv or tova)"
     )
 
 

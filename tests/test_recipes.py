@@ -57,6 +57,7 @@ WITNESSES = (
     Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b"),
     Witness("Add a score", "h2o", r"\bLCTX_SCORE_(COUNT|SUM)\b|\bscore_type\b|[(]``scores[.]view", {
         "native/methods/scissorhands.cpp": "a rule with the other score",
+        "native/methods/snapkv.cpp": "another rule with the score",
         "native/methods/tova.cpp": "another rule with the score",
     }),
     Witness("Add an architecture", "xverse", r"\bxverse\b|\bLLM_ARCH_XVERSE\b"),

@@ -89,7 +89,7 @@ void compress(const lctx_layer_run_args & args, const lctx_op_layer & l) {
     const int32_t last = args.n_text - 1;
     std::vector<lctx_contender> heads = contenders(l, last);
     lctx_fill(due, &last);
-    lctx_fill(budgets, lctx_share_budget(heads, (int64_t)(args.share * args.n_text * l.a.n_head_kv), 0).data());
+    lctx_fill(budgets, lctx_share_text(heads, args.share, args.n_text).data());
     g.compute({evicted});
 }
 

@@ -3,6 +3,12 @@
 #include <algorithm>
 #include <functional>
 
+namespace {
+
+constexpr int32_t SAFEGUARD = 5;  // of its part of a budget, every head keeps one of so many rows
+
+}  // namespace
+
 lctx_contender::lctx_contender(const lctx_retain & retain, int32_t chunk_size, int32_t p, const int32_t * rows, const int32_t * scores,
                                int32_t n_held) {
     const auto n_old = (int32_t)(std::lower_bound(rows, rows + n_held, retain.first_safe(p, chunk_size)) - rows);
@@ -40,7 +46,11 @@ std::vector<int32_t> lctx_share_budget(std::vector<lctx_contender> & heads, int6
     return budgets;
 }
 
+std::vector<int32_t> lctx_share_text(std::vector<lctx_contender> & heads, double share, int32_t n_row) {
+    const double equal = share * n_row;
+    return lctx_share_budget(heads, (int64_t)(equal * (double)heads.size()), (int32_t)equal / SAFEGUARD);
+}
+
 std::vector<int32_t> lctx_share_layer(std::vector<lctx_contender> & heads, const lctx_retain & retain) {
-    constexpr int32_t SAFEGUARD = 5;
     return lctx_share_budget(heads, (int64_t)retain.budget * (int64_t)heads.size(), retain.budget / SAFEGUARD);
 }

@@ -19,5 +19,9 @@ struct lctx_contender {
 // all. Of equal keys that of the first head stays. Keys are in another order afterwards.
 std::vector<int32_t> lctx_share_budget(std::vector<lctx_contender> & heads, int64_t total, int32_t least);
 
-// The same for the heads of one layer, each with the budget of the rule, of which a fifth is its own (AdaKV's safeguard).
+// The same for a text of n_row rows, of which the heads keep a fraction. A fifth of an equal part is each head's own (AdaKV's safeguard,
+// section 4): heads that no query of a replay needs would keep no row, and some of them questions need.
+std::vector<int32_t> lctx_share_text(std::vector<lctx_contender> & heads, double share, int32_t n_row);
+
+// The same for the heads of one layer, each with the budget of the rule, of which a fifth is its own.
 std::vector<int32_t> lctx_share_layer(std::vector<lctx_contender> & heads, const lctx_retain & retain);

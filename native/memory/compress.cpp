@@ -1,4 +1,5 @@
-// Compression of a text that was read (KVzip, arXiv 2505.23416): queries of a replay vote, are taken back, and the heads evict once.
+// Compression of a text: queries vote, those of a replay that is taken back (KVzip, arXiv 2505.23416) or the last ones of the text
+// (SnapKV, arXiv 2404.14469), and the heads evict once.
 #include "budgets.h"
 #include "kv-cache.h"
 
@@ -23,6 +24,21 @@ void add_contenders(const lctx_kv & kv, lctx_kv_store & store, int32_t seq, cons
     }
 }
 
+// The scores of the first n rows of a head become sums over `pool` neighbors, so that what is around an important row stays with it.
+void pool_scores(lctx_kv_store & store, int32_t seq, int32_t head, int32_t n, int32_t pool) {
+    std::vector<int32_t> scores(n);
+    store.read(store.held, store.held_offset(seq, head, 1), scores.data(), n * sizeof(int32_t));
+    std::vector<double> before(n + 1);  // sums of the scores before each row
+    for (int32_t i = 0; i < n; i++) {
+        before[i + 1] = before[i] + lctx_held::as_float(scores[i]);
+    }
+    const int32_t reach = std::min(pool / 2, n);
+    for (int32_t i = 0; i < n; i++) {
+        scores[i] = lctx_held::as_score((float)(before[std::min(n, i + reach + 1)] - before[std::max(0, i - reach)]));
+    }
+    store.write(store.held, store.held_offset(seq, head, 1), scores.data(), n * sizeof(int32_t));
+}
+
 }  // namespace
 
 // Budgets of the heads for the eviction at the end of a sequence, those of each layer together.
@@ -44,7 +60,7 @@ std::string lctx_kv_cache::why_not_compress(int32_t seq) const {
         return broken_;
     }
     if (!method_->retain() || !method_->retain()->waits()) {
-        return method_->full_spec() + " does not compress a text that was read: that is for a rule that waits for it, kvzip";
+        return method_->full_spec() + " does not compress a text that was read: that is for a rule that waits for it, kvzip or snapkv";
     }
     return kv_.seqs.n_pos(seq) == 0 ? "there is no text to compress" : "";
 }
@@ -71,8 +87,15 @@ bool lctx_kv_cache::compress(int32_t seq, double share) {
     if (!why.empty()) {
         return refuse(why);
     }
-    if (kv_.seqs[seq].replay_from != kv_.seqs.n_pos(seq)) {
-        return refuse("the text was not replayed, or the replay was not taken back");
+    const int32_t n_pos = kv_.seqs.n_pos(seq), n_stays = method_->retain()->recent;  // of the tokens that voted
+    if (kv_.seqs[seq].replay_from != n_pos - n_stays) {
+        return refuse(n_stays > 0 ? "the last " + std::to_string(n_stays) + " tokens did not vote"
+                                  : "the text was not replayed, or the replay was not taken back");
+    }
+    if (method_->rule->pool > 1) {
+        kv_.placement.each_head([&](lctx_kv_store & store, int32_t head) {
+            pool_scores(store, seq, head, store.n_cell(seq, head, n_pos - n_stays), method_->rule->pool);
+        });
     }
     std::vector<lctx_contender> contenders;
     for (const lctx_stored_layer & layer : kv_.placement.layers()) {
@@ -80,8 +103,7 @@ bool lctx_kv_cache::compress(int32_t seq, double share) {
             add_contenders(kv_, *layer.store, seq, layer.heads, contenders);
         }
     }
-    const auto total = (int64_t)(share * kv_.seqs.n_pos(seq) * kv_.placement.n_head());
-    const std::vector<int32_t> budgets = lctx_share_budget(contenders, total, 0);
+    const std::vector<int32_t> budgets = lctx_share_text(contenders, share, n_pos);
     size_t i = 0;
     kv_.placement.each_head([&](lctx_kv_store & store, int32_t head) { store.budget(seq, head) = budgets[i++]; });
     end_replay(seq);

@@ -9,7 +9,7 @@
 
 lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create, lctx_dca_create,
     lctx_string_create;
-lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create, lctx_kvzip_create;
+lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create, lctx_kvzip_create, lctx_snapkv_create;
 
 namespace {
 
@@ -46,6 +46,7 @@ const std::vector<entry> & table() {
         {"scissorhands", {"budget", "window", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_scissorhands_create},
         {"tova", {"budget", "evict_every", HEADS}, false, false, nullptr, lctx_tova_create},
         {"kvzip", {}, false, false, nullptr, lctx_kvzip_create},
+        {"snapkv", {"window", "pool"}, false, false, nullptr, lctx_snapkv_create},
     };
     return entries;
 }
@@ -188,7 +189,7 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
     std::unique_ptr<lctx_method> method = find(spec.name).create(spec, env);
     if (spec.rule) {
         method->rule = find(spec.rule->name).create_rule(*spec.rule, env);
-        if (method->n_span() > 1 && !method->retain()->waits()) {
+        if (method->n_span() > 1 && (!method->retain()->waits() || method->retain()->recent > 0)) {
             throw lctx_refusal(spec.name + ": rows of spans stay until they are compressed, so spans and " + spec.rule->name +
                                " do not go together");
         }

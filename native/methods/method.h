@@ -30,6 +30,7 @@ struct lctx_rule {
     lctx_retain retain;
     std::string spec;
     std::string reason;
+    int32_t pool = 1;  // where the rule waits: neighbors over which the scores of rows are summed before the eviction
 };
 
 class lctx_method {

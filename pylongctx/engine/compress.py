@@ -1,4 +1,6 @@
-"""Compression of an evaluated text: it is replayed in pieces, and KV entries that the replay attended to are kept.
+"""Compression of an evaluated text: KV entries to which queries attended are kept, and the others evicted.
+
+With kvzip the queries are those of the text's tokens, replayed in pieces; with snapkv those of its last tokens.
 
 Parts of the text are repeated before and after it, to measure how much the model's predictions change.
 """
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from pylongctx._lib import error, lib
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import NO_ROWS, Session
+from pylongctx.methods import SnapKV
 from pylongctx.methods.checks import check_share
 
 PIECE, LEAST = 2000, 64  # tokens of the text in a replay: KVzip's number, and the minimum
@@ -36,21 +39,22 @@ class CompressionReport:
         KV memory held before and after.
     seconds : float
         Time of the replay and the eviction, without the prefill.
-    divergence : float
+    divergence : float or None
         Mean Kullback-Leibler divergence, in nats, of the next-token probabilities after the compression from those
-        before it, where the model repeats three parts of the text.
+        before it, where the model repeats three parts of the text. None if it was not measured: the text is too short,
+        the context has no room, or only entries for its last tokens were kept (``snapkv``).
     """
 
     n_tokens: int
     bytes_before: int
     bytes_after: int
     seconds: float
-    divergence: float
+    divergence: float | None
 
     @property
     def drifts(self) -> bool:
         """True if answers are likely to differ: the divergence is above 0.1."""
-        return self.divergence > DRIFT
+        return self.divergence is not None and self.divergence > DRIFT
 
 
 def compress(session: Session, ratio: float) -> CompressionReport:
@@ -64,13 +68,47 @@ def compress(session: Session, ratio: float) -> CompressionReport:
         session.context.begin_replay(session.seq)  # refuses what cannot be compressed
         session.context.end_replay(session.seq)
         started, held = time.perf_counter(), session.context.kv_usage().bytes
-        probes = list(probes_of(session))
-        before = [_repeated(session, probe) for probe in probes]
-        _evict(session, ratio)
-        changes = [_divergence(one, _repeated(session, probe)) for one, probe in zip(before, probes, strict=True)]
+        window = _window(session)
+        if window:
+            _evict_for_last(session, ratio, window)
+        divergence = None if window else _evict_measured(session, ratio)
         freed = session.context.kv_usage().bytes
-        divergence = float(np.mean(changes)) if changes else 0.0
         return CompressionReport(session.n_tokens, held, freed, time.perf_counter() - started, divergence)
+
+
+def _window(session: Session) -> int:
+    """Return how many of the last tokens vote; 0: those of a replay do."""
+    parts = session.method.parts if session.method is not None else ()
+    return next((part.window or 0 for part in parts if isinstance(part, SnapKV)), 0)
+
+
+def _evict_for_last(session: Session, ratio: float, window: int) -> None:
+    """Evaluate the last tokens again, whose queries vote, and keep the entries with the largest votes."""
+    text = session.tokens.copy()
+    first = len(text) - window
+    if first < 1:
+        raise error(lib.LCTX_INVALID, f"snapkv needs more than its window of {window} tokens, not {len(text)}")
+    session.rewind(first, quiet=True)
+    session.eval(text[session.n_tokens : first])
+    session.context.begin_replay(session.seq)
+    try:
+        session.eval(text[first:])
+        session.context.compress(ratio, session.seq)
+        session.changes += 1
+    finally:
+        session.context.end_replay(session.seq)
+        if session.n_tokens < len(text):  # stopped: the text is as it was
+            session.context.abort = False
+            session.eval(text[session.n_tokens :])
+
+
+def _evict_measured(session: Session, ratio: float) -> float | None:
+    """Evict by the votes of a replay; returns the divergence where parts of the text are repeated."""
+    probes = list(probes_of(session))
+    before = [_repeated(session, probe) for probe in probes]
+    _evict(session, ratio)
+    changes = [_divergence(one, _repeated(session, probe)) for one, probe in zip(before, probes, strict=True)]
+    return float(np.mean(changes)) if changes else None
 
 
 def probes_of(session: Session) -> Iterator[NDArray[np.int32]]:

@@ -117,7 +117,7 @@ class Documents:
         self._model, self._context = model, context
         parts = parse(context.method).parts if context.method else ()
         self._most = sum((part.spans or 1) - 1 for part in parts if isinstance(part, Full))  # maximum per prompt
-        self._compresses = any(part.waits for part in parts)
+        self._compresses = any(part.replays for part in parts)
         self._lock = threading.Lock()
         self._all: dict[tuple[str | None, str], Document] = {}
 

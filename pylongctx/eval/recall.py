@@ -20,11 +20,11 @@ from pylongctx.eval.facts import Stated, draw_facts
 from pylongctx.eval.haystack import SYNTHETIC, load_text
 from pylongctx.eval.needle import hidden
 from pylongctx.eval.perplexity import nll_of, token_nll
-from pylongctx.eval.reuse import REPLAY
+from pylongctx.eval.reuse import REPLAY, is_for_one_question
 from pylongctx.eval.scorers import mean, string_match_part
 from pylongctx.eval.task import Answer, Record, Sample, SingleModel, Vocabulary, greedy, memory
 from pylongctx.llama import Llama
-from pylongctx.methods import Kvzip, Method
+from pylongctx.methods import Method
 from pylongctx.methods.checks import check_share
 
 ASKED = {"number": "recall", "literal": "recall-names", "paraphrase": "recall-paraphrased"}  # and names of tasks
@@ -55,7 +55,7 @@ class Recall(SingleModel):
         Tokens at the end of the text whose perplexity is recorded: the same reading serves for both.
     compress : float
         Share of the text's rows that ``Llama.compress`` leaves before the questions, 1 for no compression; for a method
-        with the rule kvzip.
+        with the rule kvzip, or with snapkv, which compresses text and question together.
 
     Examples
     --------
@@ -101,9 +101,8 @@ class Recall(SingleModel):
 
     def refusal(self, method: Method | None) -> str:
         """Refuse to compress where no rule waits for it."""
-        rules = [] if method is None else [part.name for part in method.parts if part.role == "rule"]
-        waits = self.compress == 1 or rules == [Kvzip.name]
-        return "" if waits else "only the rule kvzip compresses a text that was read: use --method kvzip"
+        waits = self.compress == 1 or (method is not None and any(part.waits for part in method.parts))
+        return "" if waits else "only kvzip and snapkv compress a text that was read: use --method kvzip"
 
     def n_ctx(self, vocabulary: Vocabulary, samples: Sequence[Sample], length: int) -> int:
         """Return the length, and where a text is compressed the room of its replay."""
@@ -170,10 +169,11 @@ class Recall(SingleModel):
         expected = [vocabulary.tokenize(f" {turn['answer']}") for turn in turns]
         start, before = time.perf_counter(), llm.session.n_evaluated
         likelihood = self._read(llm, sample.prompt)
-        if self.compress < 1:
+        if self.compress < 1 and not is_for_one_question(llm):
             llm.compress(self.compress)
         read = time.perf_counter() - start
-        answers, logprobs = zip(*_branches(llm, prompts, expected, sample), strict=True)
+        ratio = self.compress if is_for_one_question(llm) else 1.0
+        answers, logprobs = zip(*_branches(llm, prompts, expected, sample, ratio), strict=True)
         seconds, n_evaluated = time.perf_counter() - start, llm.session.n_evaluated - before
         held = memory(llm)
         anew = [greedy(llm, prompt, sample)[0] for prompt in prompts[: self.anew]]
@@ -223,26 +223,33 @@ class Recall(SingleModel):
 
 
 def _branches(
-    llm: Llama, prompts: Sequence[NDArray[np.int32]], expected: Sequence[Sequence[int]], sample: Sample
+    llm: Llama, prompts: Sequence[NDArray[np.int32]], expected: Sequence[Sequence[int]], sample: Sample, ratio: float
 ) -> Iterator[tuple[Answer, float]]:
-    """Answer prompts that begin with the evaluated text, each from there; and the log-probability of what is right."""
+    """Answer prompts that begin with the evaluated text, each from there; and the log-probability of what is right.
+
+    With a ratio below 1 each prompt is compressed to it, for its question.
+    """
     evicts = llm.method is not None and any(part.role == "rule" for part in llm.method.parts)
     state = llm.save_state() if evicts else None  # a question cannot be cut off again: what is evicted is gone
     for prompt, right in zip(prompts, expected, strict=True):
         if state is not None:
             llm.load_state(state)
+        if ratio < 1:
+            llm.prefill(prompt.tolist())
+            llm.compress(ratio)
+            prompt_state = llm.save_state()
         logprob = _logprob(llm, prompt, right)
         if state is not None:
-            llm.load_state(state)
+            llm.load_state(prompt_state if ratio < 1 else state)
         yield greedy(llm, prompt, sample, fresh=False)[0], logprob
 
 
 def _logprob(llm: Llama, prompt: NDArray[np.int32], answer: Sequence[int]) -> float:
     """Return the log-probability of an answer after a prompt, of which the cache has the beginning."""
-    tokens = np.array([*prompt, *answer], np.int32)
-    llm.prefill(tokens[: len(prompt) - 1].tolist())
-    nll, at = 0.0, len(prompt)
-    for logits in llm.eval_rows(tokens[at - 1 : -1].tolist()):
+    tokens, at = np.array(answer, np.int32), 1
+    llm.prefill(prompt.tolist())
+    nll = float(nll_of(llm, llm.session.last_logits[None], tokens[:1]).sum())
+    for logits in llm.eval_rows(tokens[:-1].tolist()) if len(tokens) > 1 else ():
         nll += float(nll_of(llm, logits, tokens[at : at + len(logits)]).sum())
         at += len(logits)
     return -nll

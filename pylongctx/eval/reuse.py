@@ -48,7 +48,8 @@ class PrefixReader:
     Parameters
     ----------
     compress : float
-        Share of the rows that ``Llama.compress`` leaves of a beginning, 1 for no compression.
+        Share of the rows that ``Llama.compress`` leaves, 1 for no compression: of a beginning, or with ``snapkv`` of
+        each whole prompt.
 
     Examples
     --------
@@ -59,7 +60,9 @@ class PrefixReader:
 
     def __init__(self, llm: Llama, compress: float = 1.0) -> None:
         self._llm, self._compress = llm, compress
-        self._keeps_state = llm.method is not None and any(part.role == "rule" for part in llm.method.parts)
+        parts = llm.method.parts if llm.method is not None else ()
+        self._keeps_state = any(part.role == "rule" for part in parts)
+        self._for_one_question = is_for_one_question(llm)
         self._tokens: Tokens | None = None
         self._state: LlamaState | None = None
 
@@ -71,9 +74,22 @@ class PrefixReader:
             return
         self._llm.reset()
         self._llm.prefill(beginning.tolist())
-        if self._compress < 1:
+        if self._compress < 1 and not self._for_one_question:
             self._llm.compress(self._compress)
         self._tokens, self._state = beginning, self._llm.save_state() if self._keeps_state else None
+
+    def hold_prompt(self, beginning: Tokens, prompt: Tokens) -> None:
+        """Let the cache hold a beginning, or what remains of a whole prompt that is compressed for its question."""
+        self.hold(beginning)
+        if self._compress < 1 and self._for_one_question:
+            self._llm.eval(prompt[len(beginning) :].tolist())
+            self._llm.compress(self._compress)
+
+
+def is_for_one_question(llm: Llama) -> bool:
+    """Return True if ``Llama.compress`` keeps what the end of a prompt attends to, as with ``snapkv``."""
+    parts = llm.method.parts if llm.method is not None else ()
+    return any(part.waits and not part.replays for part in parts)
 
 
 def beginning_of(prompt: Tokens, shortened: Tokens) -> Tokens:

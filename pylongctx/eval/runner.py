@@ -39,7 +39,7 @@ class Cell:
         Read the text that several questions share once, instead of each question from an empty cache.
     compress : float
         With ``reuse``: share of a text's rows that ``Llama.compress`` leaves before the questions, 1 for no
-        compression; for a method with the rule kvzip.
+        compression; for a method with the rule kvzip. With snapkv it is the share of each whole prompt.
 
     Examples
     --------
@@ -97,8 +97,8 @@ class Cell:
             return "samples that share a text are answered one by one: leave n_parallel or reuse out"
         if self.compress < 1 and not self.reuse:
             return "a text is compressed for the questions that share it: compress needs reuse"
-        if self.compress < 1 and not (method is not None and [p.name for p in method.parts if p.waits] == ["kvzip"]):
-            return "only the rule kvzip compresses a text that was read: use the method kvzip"
+        if self.compress < 1 and not (method is not None and any(part.waits for part in method.parts)):
+            return "only the rules kvzip and snapkv compress a text that was read: use one of them"
         return self.task.refusal(method)
 
     def open(self, n_ctx: int, method: str | None = None) -> Llama:

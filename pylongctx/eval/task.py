@@ -266,7 +266,8 @@ class Question(SingleModel):
         for sample in samples:
             tokens = vocabulary.tokens(sample)
             shortened = vocabulary.tokens(replace(sample, prompt=sample.prompt[: sample.shared], prefix=""))
-            yield self._answered(llm, tokens, sample, partial(reader.hold, beginning_of(tokens, shortened)))
+            hold = partial(reader.hold_prompt, beginning_of(tokens, shortened), tokens)
+            yield self._answered(llm, tokens, sample, hold)
 
     def _answered(
         self, llm: Llama, tokens: NDArray[np.int32], sample: Sample, hold: Callable[[], None] | None = None

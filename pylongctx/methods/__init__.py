@@ -14,6 +14,7 @@ from pylongctx.methods.kvzip import Kvzip
 from pylongctx.methods.longheads import LongHeads
 from pylongctx.methods.scissorhands import Scissorhands
 from pylongctx.methods.selfextend import SelfExtend
+from pylongctx.methods.snapkv import SnapKV
 from pylongctx.methods.string import ShiftedRotary
 from pylongctx.methods.table import METHODS, REMOVED
 from pylongctx.methods.tova import Tova
@@ -34,6 +35,7 @@ __all__ = [
     "Scissorhands",
     "SelfExtend",
     "ShiftedRotary",
+    "SnapKV",
     "Tova",
     "Window",
     "named",

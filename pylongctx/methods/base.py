@@ -29,6 +29,8 @@ class Method:
         Whether every query reads all earlier tokens.
     waits : bool
         Whether it is a rule that evicts only on request.
+    replays : bool
+        Whether a replay of the text decides what it evicts then, independently of later questions.
 
     Examples
     --------
@@ -43,6 +45,7 @@ class Method:
     role: ClassVar[str | None] = None
     reads_all: ClassVar[bool] = False
     waits: ClassVar[bool] = False
+    replays: ClassVar[bool] = False
 
     @property
     def parts(self) -> tuple["Method", ...]:
@@ -131,7 +134,7 @@ def compose(*parts: Method) -> Method:
 
 
 def _check(parts: tuple[Method, ...]) -> None:
-    if len(parts) == 2 and parts[0].name == READS_ALL and str(parts[0]) != READS_ALL and not parts[1].waits:
+    if len(parts) == 2 and parts[0].name == READS_ALL and str(parts[0]) != READS_ALL and not parts[1].replays:
         raise ValueError(
             f"'{parts[0]}+{parts[1].name}' does not compose: KV entries of spans can only be evicted with kvzip"
         )

@@ -27,4 +27,4 @@ class Kvzip(Method):
 
     name = "kvzip"
     role = "rule"
-    waits = True
+    waits = replays = True

@@ -9,6 +9,7 @@ from pylongctx.methods.kvzip import Kvzip
 from pylongctx.methods.longheads import LongHeads
 from pylongctx.methods.scissorhands import Scissorhands
 from pylongctx.methods.selfextend import SelfExtend
+from pylongctx.methods.snapkv import SnapKV
 from pylongctx.methods.string import ShiftedRotary
 from pylongctx.methods.tova import Tova
 from pylongctx.methods.window import Window
@@ -25,6 +26,7 @@ CLASSES: tuple[type[Method], ...] = (
     Scissorhands,
     Tova,
     Kvzip,
+    SnapKV,
 )
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in CLASSES}
 REMOVED = {"triattention": "use h2o or kvzip"}  # what to use instead

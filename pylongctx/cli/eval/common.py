@@ -58,7 +58,7 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
     """Add whether several questions share one prefilled text."""
     help = "prefill a text once for all questions about it, instead of once per question"
     parser.add_argument("--reuse", action="store_true", help=help)
-    help = "with --reuse: fraction of a text's KV entries that kvzip keeps before the questions (1)"
+    help = "with --reuse: fraction of a text's KV entries that kvzip keeps, or of a prompt's that snapkv keeps (1)"
     parser.add_argument("--compress", type=float, default=1.0, metavar="RATIO", help=help)
 
 
