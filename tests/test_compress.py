@@ -366,7 +366,8 @@ def test_the_report_says_what_was_freed_and_what_changed(start):
             np.testing.assert_allclose(report.divergence, wanted, atol=1e-4)
             changes.append(report.divergence)
     assert abs(changes[0]) < 1e-5 < changes[1] < changes[2]
-    assert replace(report, divergence=0.2).drifts and not replace(report, divergence=0.05).drifts
+    drifts = {0.2: True, 0.05: False, float("nan"): True, None: False}
+    assert all(replace(report, divergence=change).drifts == drift for change, drift in drifts.items())
 
 
 def test_a_text_too_short_to_repeat_is_compressed(start):

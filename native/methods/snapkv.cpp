@@ -4,8 +4,9 @@
 #include "method.h"
 
 lctx_rule lctx_snapkv_create(const lctx_method_spec & spec, const lctx_method_env &) {
-    constexpr int32_t NEVER = 1 << 30;        // rows of a sequence are fewer
-    constexpr int32_t WINDOW = 64, POOL = 5;  // of the authors' program
+    constexpr int32_t NEVER = 1 << 30;  // rows of a sequence are fewer
+    constexpr int32_t WINDOW = 64;      // of the authors' program, whose pool is 5: that loses the later digits of numbers
+    constexpr int32_t POOL = 17;
     lctx_retain r = {};
     r.score = LCTX_SCORE_SUM;
     r.recent = lctx_rule_option(spec, "window", WINDOW, 1);

@@ -54,7 +54,7 @@ class CompressionReport:
     @property
     def drifts(self) -> bool:
         """True if answers are likely to differ: the divergence is above 0.1."""
-        return self.divergence is not None and self.divergence > DRIFT
+        return self.divergence is not None and not self.divergence <= DRIFT  # NaN included
 
 
 def compress(session: Session, ratio: float) -> CompressionReport:

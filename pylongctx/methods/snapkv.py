@@ -21,7 +21,7 @@ class SnapKV(Method):
     window : int or None
         Number of tokens at the end of the prompt that vote and stay. None: 64.
     pool : int or None
-        Number of neighboring keys over which scores are summed; odd. None: 5.
+        Number of neighboring keys over which scores are summed; odd. None: 17; the authors' is 5.
 
     Raises
     ------
