@@ -66,6 +66,18 @@ def test_the_rows_stay_to_which_the_last_queries_attend(model_path, start):
     assert_same_logits(logits, compressed.logits([*text, *rest], Evicting(Full(), H2O(2**20, 1, 2**20)))[N:])
 
 
+def test_a_state_of_a_compressed_prompt_continues_with_the_same_logits(start):
+    rest = random_tokens(2, 30)
+    with start() as llm, start() as other:
+        llm.eval(random_tokens(1, N))
+        llm.compress(SHARE)
+        other.load_state(llm.save_state())
+        for one in (llm, other):
+            one.eval(rest)
+        np.testing.assert_array_equal(llm.scores[N:], other.scores[N:])
+        np.testing.assert_array_equal(llm.kv_usage().rows, other.kv_usage().rows)
+
+
 def test_an_answer_continues_from_the_compressed_prompt(start):
     text = random_tokens(1, N)
     with start() as llm:
