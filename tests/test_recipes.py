@@ -54,7 +54,10 @@ WITNESSES = (
         "tests/oracle_filter.py": "it chooses chunks of it",
         "tests/mutations.py": "an error is put into it to see that tests find it",
     }),
-    Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b"),
+    Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b", {
+        "bench/compression.py": "it compares the rules",
+        "docs/methods/compress.md": "a table compares it",
+    }),
     Witness("Add a score", "h2o", r"\bLCTX_SCORE_(COUNT|SUM)\b|\bscore_type\b|[(]``scores[.]view", {
         "native/methods/scissorhands.cpp": "a rule with the other score",
         "native/methods/snapkv.cpp": "another rule with the score",
