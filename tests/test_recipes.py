@@ -55,7 +55,6 @@ WITNESSES = (
         "tests/mutations.py": "an error is put into it to see that tests find it",
     }),
     Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b", {
-        "bench/compression.py": "it compares the rules",
         "docs/methods/compress.md": "a table compares it",
     }),
     Witness("Add a score", "h2o", r"\bLCTX_SCORE_(COUNT|SUM)\b|\bscore_type\b|[(]``scores[.]view", {
