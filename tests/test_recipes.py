@@ -10,7 +10,7 @@ from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 PLACES = ("native", "pylongctx", "tests", "docs", "patches/*.patch")
-MEASURED = re.compile(r"docs/(benchmarks|reproduction|research/.*)\.md")  # measurements: not a part of adding something
+MEASURED = re.compile(r"docs/(benchmarks|reproduction|research/.*)\.md|docs/assets/")  # not a part of adding something
 PATH = re.compile(r"`((?:\w+/)+[\w.-]+\.\w+)`")
 
 
