@@ -10,7 +10,7 @@
 #include <vector>
 
 // How a sequence grows: by n rows, of which each head holds n_each (in the order of its layers; empty: all of them). Those before
-// first_live are rows that no query reads any more, but for the first ones.
+// first_live are rows that no query reads any more, except the first ones.
 struct lctx_growth {
     int32_t n;
     std::vector<int32_t> n_each;
@@ -41,7 +41,7 @@ class lctx_blocks {
     void cut(int32_t seq, int32_t n_pos);
     // The pages of the first n rows of src belong to dst too, which is empty.
     std::string share(int32_t src, int32_t dst, int32_t n_pos);
-    // Rows move inside the pages of a sequence, so nobody else may read them.
+    // Rows move inside the pages of a sequence, so no other sequence may read them.
     std::string own_all(int32_t seq);
     // What of the tables of pages contradicts the sequences; empty when nothing.
     std::string why_unsound() const;

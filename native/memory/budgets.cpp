@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int32_t SAFEGUARD = 5;  // of its part of a budget, every head keeps one of so many rows
+constexpr int32_t SAFEGUARD = 5;  // every head keeps this fraction, one fifth, of an equal part of a budget
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Evictions: due when a sequence ends at a border, done when its next token comes, by a graph of its own. They need pages that nobody else
-// reads.
+// Evictions: due when a sequence ends at a border, done when its next token comes, by a graph of its own. They need pages that no other
+// sequence reads.
 #include "kv-cache.h"
 
 #include <algorithm>

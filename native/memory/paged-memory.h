@@ -1,7 +1,7 @@
 // Rows in pages: the pools of a store, and the table that says which page holds a block of a head of a sequence.
 //
-// The host has page numbers, the device has the rows. What one row after the other needs makes nobody wait: entries of the table go out in
-// the order of the graphs when a page is taken.
+// The host has page numbers, the device has the rows. Taking a page waits for nothing: entries of the table are sent to the device in the
+// order of the graphs.
 #pragma once
 
 #include "device-memory.h"
@@ -22,7 +22,7 @@ class lctx_paged_memory : public lctx_device_memory {
     void drop_pages(int32_t seq, int32_t head, int32_t first, int32_t end);
     // Commit what n more pages need; they are taken later.
     std::string promise_pages(int32_t n);
-    // Free pages belong to the device again, but for those that the next rows need. Where a grain holds many pages, held ones move together
+    // Free pages belong to the device again, except those that the next rows need. Where a grain holds many pages, held ones move together
     // when too many free ones lie between them.
     void return_pages();
     const lctx_pages & pages() const { return pages_; }

@@ -80,7 +80,7 @@ class lctx_sequences {
     std::vector<int32_t> due_in(const llama_batch & batch) const;
     // Before a ubatch: whose queries vote, and from where on their votes can be taken back.
     void note_votes(const llama_ubatch & ubatch);
-    // The sequence is cut to n_pos rows: nobody after them has voted. True when devices have votes to take back.
+    // The sequence is cut to n_pos rows: no query after them has voted. True when devices have votes to take back.
     bool take_votes_back(int32_t seq, int32_t n_pos);
     // All rows of a sequence were judged.
     void note_eviction(int32_t seq);

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEFAULT = "smollm2-135m"
 STORE = "kv"  # in the cache folder
 ANSWER = 1024  # tokens that a context has for the question and the answer
-CONTEXT_MULTIPLE = 4096  # the context is a multiple of so many tokens, so that another question finds what was read
+CONTEXT_MULTIPLE = 4096  # n_ctx is a multiple of it, so that the next question finds the stored text
 FULL_UP_TO = 8192  # tokens up to which full attention is as fast as any method
 LIMIT = 512  # tokens of an answer
 EXAMPLES = """examples:

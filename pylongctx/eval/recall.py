@@ -20,7 +20,7 @@ from pylongctx.eval.facts import Stated, draw_facts
 from pylongctx.eval.haystack import SYNTHETIC, load_text
 from pylongctx.eval.needle import hidden
 from pylongctx.eval.perplexity import nll_of, token_nll
-from pylongctx.eval.reuse import REPLAY, is_for_one_question
+from pylongctx.eval.reuse import REPLAY, is_for_one_question, why_no_compression
 from pylongctx.eval.scorers import mean, string_match_part
 from pylongctx.eval.task import Answer, Record, Sample, SingleModel, Vocabulary, greedy, memory
 from pylongctx.llama import Llama
@@ -101,8 +101,7 @@ class Recall(SingleModel):
 
     def refusal(self, method: Method | None) -> str:
         """Refuse to compress where no rule waits for it."""
-        waits = self.compress == 1 or (method is not None and any(part.waits for part in method.parts))
-        return "" if waits else "only kvzip and snapkv compress a text that was read: use --method kvzip"
+        return why_no_compression(method) if self.compress < 1 else ""
 
     def n_ctx(self, vocabulary: Vocabulary, samples: Sequence[Sample], length: int) -> int:
         """Return the length, and where a text is compressed the room of its replay."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pylongctx.engine.compress import PIECE
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.llama import Llama
+from pylongctx.methods import Method
 from pylongctx.state import LlamaState
 
 if TYPE_CHECKING:
@@ -84,6 +85,13 @@ class PrefixReader:
         if self._compress < 1 and self._for_one_question:
             self._llm.eval(prompt[len(beginning) :].tolist())
             self._llm.compress(self._compress)
+
+
+def why_no_compression(method: Method | None) -> str:
+    """Return why a method cannot compress a text that was read and the way out, "" when it can."""
+    if method is not None and any(part.waits for part in method.parts):
+        return ""
+    return "only the rules kvzip and snapkv compress a text that was read: use --method kvzip"
 
 
 def is_for_one_question(llm: Llama) -> bool:

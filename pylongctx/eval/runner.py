@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx._peak import peak_memory, reset_peak_memory
-from pylongctx.eval.reuse import REPLAY, by_text
+from pylongctx.eval.reuse import REPLAY, by_text, why_no_compression
 from pylongctx.eval.task import Evaluate, ModelVocabulary, OpenLlama, Question, Record, Sample, Task
 from pylongctx.llama import Llama
 from pylongctx.methods import NONE, named
@@ -97,8 +97,8 @@ class Cell:
             return "samples that share a text are answered one by one: leave n_parallel or reuse out"
         if self.compress < 1 and not self.reuse:
             return "a text is compressed for the questions that share it: compress needs reuse"
-        if self.compress < 1 and not (method is not None and any(part.waits for part in method.parts)):
-            return "only the rules kvzip and snapkv compress a text that was read: use one of them"
+        if self.compress < 1 and (refusal := why_no_compression(method)):
+            return refusal
         return self.task.refusal(method)
 
     def open(self, n_ctx: int, method: str | None = None) -> Llama:
