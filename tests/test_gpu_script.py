@@ -1,8 +1,10 @@
 """``tests/gpu/acceptance.py`` where there is no GPU: the CPU stands for it, or runs the CUDA kernels."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,7 @@ from gpu import acceptance as gpu
 from gpu import checks as gpu_checks
 from gpu import speed as gpu_speed
 from gpu.checks import Check, Text
+from gpu.workers import Lost, in_processes
 from native_ops import Shape
 from needs import lacks
 from op import flash_run, make_inputs, roofline_run, run_chunks, run_evict, run_native, run_step
@@ -112,9 +115,8 @@ def test_what_a_device_refuses_is_a_failure_unless_it_is_not_made_for_it(monkeyp
         raise ValueError("CUDA0 cannot run LCTX with these shapes and types")
 
     monkeypatch.setattr(gpu_checks, "run_native", refuse)
-    wide, odd = Check("wide"), Check("odd")
-    gpu_checks.check_case(wide, case(), "CPU", gpu_checks.check_attend)
-    gpu_checks.check_case(odd, case(head_dim_k=20), "CPU", gpu_checks.check_attend)
+    wide = gpu_checks.check_case("CPU", gpu_checks.check_attend, case())
+    odd = gpu_checks.check_case("CPU", gpu_checks.check_attend, case(head_dim_k=20))
     assert (wide.refused, odd.refused) == (1, 1)
     assert "cannot run" in wide.failures[0]
     assert odd.failures == []
@@ -136,6 +138,39 @@ def test_a_limit_is_held_and_nan_is_beyond_every_limit():
     check.hold("nan", np.nan, 1.0)
     assert [text.split(":")[0] for text in check.failures] == ["above", "nan"]
     assert check.error == np.inf
+
+
+# ---- processes ----
+
+
+def fail_somehow(item: str) -> str:
+    if item == "abort":
+        os.abort()
+    if item == "hang":
+        time.sleep(60)
+    if item == "raise":
+        raise ValueError(item)
+    return item.upper()
+
+
+def test_an_item_that_aborts_or_hangs_is_lost_alone():
+    results = list(in_processes(2, fail_somehow, ["a", "abort", "b", "hang", "c"], seconds=8))
+    assert results == ["A", Lost("the process ended with status -6"), "B", Lost("no result after 8 s"), "C"]
+
+
+def test_an_exception_of_an_item_is_raised_here():
+    with pytest.raises(ValueError, match=r"^raise$"):
+        list(in_processes(1, fail_somehow, ["a", "raise"]))
+
+
+def test_a_lost_case_is_a_failure_and_the_others_are_checked():
+    def lose_the_first(run, cases):
+        return [Lost("the process ended with status -6"), *map(run, cases[1:])]
+
+    group = ("store, attend", OP_CASES[:3], gpu_checks.check_attend)
+    (check,) = gpu_checks.check_ops("CPU", 1, groups=[group], each=lose_the_first)
+    assert (check.n, check.error) == (3, np.inf)
+    assert check.failures == [f"{OP_CASES[0].name}: the process ended with status -6"]
 
 
 # ---- models ----

@@ -28,6 +28,7 @@ from report import table
 from gpu import checks, speed
 from gpu.checks import Check, Text
 from gpu.speed import EndToEnd, Speed
+from gpu.workers import each_in
 from pylongctx._arguments import why_no_gpu
 from pylongctx._lib import build_info
 from pylongctx.models import embedded_model
@@ -55,6 +56,12 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     add("--depth", type=int, action="append", help=f"may be repeated (default: {', '.join(map(str, DEPTHS))})")
     add("--kv", action="append", choices=KV, help="may be repeated (default: both)")
     add("--every", type=int, default=1, help="ops: one case in so many")
+    add(
+        "--workers",
+        type=int,
+        default=0,
+        help="ops, models: processes, so that one that aborts fails alone (default: none)",
+    )
     add("--seed", type=int, default=secrets.randbelow(2**20), help="ops: of the inputs (default: random)")
     add("--sanitize", action="store_true", help="ops, a few, under compute-sanitizer")
     add("--json", type=Path, help="write all numbers to this file")
@@ -84,15 +91,16 @@ def why_not(device: str | None) -> str:
 
 def run_ops(args: argparse.Namespace) -> Iterator[Check]:
     print(f"ops: seed {args.seed}", file=sys.stderr)
-    yield from checks.check_ops(args.device, args.seed, args.every)
+    yield from checks.check_ops(args.device, args.seed, args.every, each=each_in(args.workers))
 
 
 def run_models(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[Check]:
+    each = each_in(args.workers)
     tiny = str(embedded_model())
     prompt = tokens_of(tiny, 400)
-    yield from checks.check_model("tiny", tiny, checks.greedy(tiny, prompt, 32), n_gpu_layers)
+    yield from checks.check_model("tiny", tiny, checks.greedy(tiny, prompt, 32), n_gpu_layers, each=each)
     large = str(cached_model(RANDOM_MODEL))
-    yield from checks.check_model(RANDOM_MODEL, large, Text(prompt[:300], prompt[300:332]), n_gpu_layers)
+    yield from checks.check_model(RANDOM_MODEL, large, Text(prompt[:300], prompt[300:332]), n_gpu_layers, each=each)
 
 
 def tokens_of(model: str, n: int) -> list[int]:

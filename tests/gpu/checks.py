@@ -1,10 +1,10 @@
 """What a GPU must do as the CPU does: every sub-op over the shared table of cases, and logits of whole models."""
 
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -12,6 +12,7 @@ from cases import CHUNK_CASES, EIGHT_BITS, OP_CASES, ChunkCase, OpCase
 from cases_evict import EVICT_CASES, EvictCase
 from op import make_inputs, run_chunks, run_evict, run_native
 
+from gpu.workers import Lost
 from pylongctx import Llama
 
 # Of the largest value. All rows become f16 on their way to the tensor cores, whose products have 11 bits and whose sums
@@ -19,6 +20,7 @@ from pylongctx import Llama
 TOLERANCE = 2e-3
 OTHER_CHOICES = 0.03  # share of queries that may choose another chunk: near ties fall either way
 OTHER_ROWS = 0.03  # share of rows about which heads may decide otherwise: near thresholds they fall either way
+THREADS = 2  # of a model: several are checked at once
 LOGITS = 2.0  # our logits may differ so many times as much as those of llama.cpp's own attention do
 METHODS = (
     "full",
@@ -69,6 +71,15 @@ class Check:
         self.error = max(self.error, value / limit if np.isfinite(value) else np.inf)
         if not value <= limit:
             self.failures.append(f"{what}: {value:.2e}, more than {limit:.0e}")
+
+    def add(self, name: str, done: "Check | Lost") -> None:
+        """Count what a process found out about a part, or that it was lost there."""
+        if isinstance(done, Lost):
+            done = Check(name, n=1, error=np.inf, failures=[f"{name}: {done.reason}"])
+        self.n += done.n
+        self.refused += done.refused
+        self.error = max(self.error, done.error)
+        self.failures += done.failures
 
 
 # ---- sub-ops ----
@@ -133,7 +144,9 @@ GROUPS: tuple[Group, ...] = (
 )
 
 
-def check_ops(device: str, seed: int, every: int = 1, groups: Iterable[Group] = GROUPS) -> Iterator[Check]:
+def check_ops(
+    device: str, seed: int, every: int = 1, groups: Iterable[Group] = GROUPS, each: Callable[..., Iterable] = map
+) -> Iterator[Check]:
     """Compare a device with the CPU on fresh random inputs; yields a check per group and KV types.
 
     Parameters
@@ -142,26 +155,28 @@ def check_ops(device: str, seed: int, every: int = 1, groups: Iterable[Group] = 
         Of the inputs: another one draws others.
     every : int
         Take only one case in so many.
+    each : callable
+        Maps a function over cases: `map`, or `workers.each_in`.
     """
     for name, cases, compare in groups:
-        checks: dict[str, Check] = defaultdict(lambda name=name: Check(name))
-        for case in list(cases)[::every]:
-            types = case.type_k if case.type_k == case.type_v else "mixed"
-            check_case(checks[types], replace(case, seed=case.seed + seed), device, compare)
-        for types, check in checks.items():
-            check.name = f"{name} {types}"
-            yield check
+        chosen = [replace(case, seed=case.seed + seed) for case in list(cases)[::every]]
+        checks: dict[str, Check] = {}
+        for case, done in zip(chosen, each(partial(check_case, device, compare), chosen), strict=True):
+            types = f"{name} {case.type_k if case.type_k == case.type_v else 'mixed'}"
+            checks.setdefault(types, Check(types)).add(case.name, done)
+        yield from checks.values()
 
 
-def check_case(check: Check, case: OpCase, device: str, compare: Callable[..., None]) -> None:
+def check_case(device: str, compare: Callable[..., None], case: OpCase) -> Check:
     """Compare one case."""
-    check.n += 1
+    check = Check(case.name, n=1)
     try:
         compare(check, case, device, make_inputs(case))
     except ValueError as reason:
         check.refused += 1
         if fits(case) or "cannot run" not in str(reason):
             check.failures.append(f"{case.name}: {reason}")
+    return check
 
 
 # ---- whole models ----
@@ -179,7 +194,8 @@ def logits(model: str, method: str | None, n_gpu_layers: int, text: Text) -> np.
     """Return the logits of all tokens, float32 [n, n_vocab]."""
     n = len(text.prompt) + len(text.rest)
     with quiet():
-        llm = Llama(model, method=method, n_ctx=n, n_gpu_layers=n_gpu_layers, logits_all=True, verbose=False)
+        llm = Llama(model, method=method, n_ctx=n, n_threads=THREADS, n_gpu_layers=n_gpu_layers, logits_all=True,
+                    verbose=False)  # fmt: skip
     with llm:
         llm.eval(text.prompt)
         for token in text.rest:
@@ -196,21 +212,30 @@ def quiet() -> Iterator[None]:
 
 
 def check_model(
-    name: str, model: str, text: Text, n_gpu_layers: int, methods: Iterable[str] = METHODS
-) -> Iterator[Check]:
+    name: str, model: str, text: Text, n_gpu_layers: int, methods: Iterable[str] = METHODS,
+    each: Callable[..., Iterable] = map,
+) -> Iterator[Check]:  # fmt: skip
     """Compare logits of all layers on the GPU with those of the CPU; the tokens after the prompt must be the same.
 
     Quantized matrices are multiplied otherwise on a GPU, which has nothing to do with methods: what llama.cpp's own
     attention makes of it is the measure.
     """
     stock, _ = differences(model, None, n_gpu_layers, text)
-    limit = LOGITS * max(stock, TOLERANCE)
-    for method in methods:
-        check = Check(f"{name} {method}", len(text.prompt) + len(text.rest))
-        error, other = differences(model, method, n_gpu_layers, text)
-        check.hold("median error of the logits", error, limit)
-        check.failures += other
+    methods = list(methods)
+    run = partial(check_method, model, n_gpu_layers, text, LOGITS * max(stock, TOLERANCE))
+    for method, done in zip(methods, each(run, methods), strict=True):
+        check = Check(f"{name} {method}")
+        check.add(method, done)
         yield check
+
+
+def check_method(model: str, n_gpu_layers: int, text: Text, limit: float, method: str) -> Check:
+    """Compare one method."""
+    check = Check(method, len(text.prompt) + len(text.rest))
+    error, other = differences(model, method, n_gpu_layers, text)
+    check.hold("median error of the logits", error, limit)
+    check.failures += other
+    return check
 
 
 def differences(model: str, method: str | None, n_gpu_layers: int, text: Text) -> tuple[float, list[str]]:
