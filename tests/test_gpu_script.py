@@ -14,6 +14,7 @@ from cases import CHUNK_CASES, OP_CASES, OpCase
 from cases_evict import EVICT_CASES
 from gpu import acceptance as gpu
 from gpu import checks as gpu_checks
+from gpu import features as gpu_features
 from gpu import speed as gpu_speed
 from gpu.checks import Check, Text
 from gpu.workers import Lost, in_processes
@@ -22,6 +23,7 @@ from needs import lacks
 from op import flash_run, make_inputs, roofline_run, run_chunks, run_evict, run_native, run_step
 
 from pylongctx._lib import build_info
+from pylongctx.models import embedded_model
 
 SMALL = Shape(4, 2, 64)
 METHODS = ("full", "longheads,chunk_size=16,window=64", "corm,window=16,recent=16,evict_every=16")
@@ -204,6 +206,27 @@ def test_a_model_goes_on_as_it_says(embedded_model):
     text = gpu_checks.greedy(str(embedded_model), prompt, 3)
     logits = gpu_checks.logits(str(embedded_model), "full", 0, text)
     assert logits[39:42].argmax(1).tolist() == text.rest
+
+
+# ---- features ----
+
+
+def test_features_are_right_on_the_cpu(text):
+    model = str(embedded_model())
+    features = [("state", "h2o,budget=64,recent=16,evict_every=16"), ("offload", "longheads"), ("types", "q8_0")]
+    checks = [gpu_features.check_feature(model, text, 0, feature) for feature in features]
+    assert [check for check in checks if check.failures or check.n != 1] == []
+
+
+def test_a_feature_that_fails_is_named_and_the_others_run(monkeypatch, text):
+    def fail(*_):
+        raise RuntimeError("lost")
+
+    monkeypatch.setitem(gpu_features.FEATURES, "state", (fail, ("full",)))
+    monkeypatch.setattr(gpu_features, "FEATURES", {name: gpu_features.FEATURES[name] for name in ("state", "draft")})
+    state, *drafts = gpu_features.check_features(str(embedded_model()), text, 0)
+    assert state.failures == ["RuntimeError: lost"]
+    assert [draft.failures for draft in drafts] == [[], []]
 
 
 # ---- speed ----

@@ -25,7 +25,7 @@ from geometries import cached_model
 from native_ops import roofline
 from report import table
 
-from gpu import checks, speed
+from gpu import checks, features, speed
 from gpu.checks import Check, Text
 from gpu.speed import EndToEnd, Speed
 from gpu.workers import each_in
@@ -33,7 +33,7 @@ from pylongctx._arguments import why_no_gpu
 from pylongctx._lib import build_info
 from pylongctx.models import embedded_model
 
-SECTIONS = ("ops", "models", "layers", "end-to-end")
+SECTIONS = ("ops", "models", "features", "layers", "end-to-end")
 DEPTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 KV = ("f16", "q8_0")
 RANDOM_MODEL = "llama-3-8b:2"
@@ -101,6 +101,12 @@ def run_models(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Ite
     yield from checks.check_model("tiny", tiny, checks.greedy(tiny, prompt, 32), n_gpu_layers, each=each)
     large = str(cached_model(RANDOM_MODEL))
     yield from checks.check_model(RANDOM_MODEL, large, Text(prompt[:300], prompt[300:332]), n_gpu_layers, each=each)
+
+
+def run_features(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[Check]:
+    tiny = str(embedded_model())
+    tokens = tokens_of(tiny, 632)
+    yield from features.check_features(tiny, Text(tokens[:600], tokens[600:]), n_gpu_layers, each_in(args.workers))
 
 
 def tokens_of(model: str, n: int) -> list[int]:
@@ -215,7 +221,8 @@ def main(words: list[str] | None = None) -> int:
     if args.sanitize:
         return sanitize(args)
     sections = args.section or SECTIONS
-    checked = [*(run_ops(args) if "ops" in sections else ()), *(run_models(args) if "models" in sections else ())]
+    checking = {"ops": run_ops, "models": run_models, "features": run_features}
+    checked = [check for name, run in checking.items() if name in sections for check in run(args)]
     right = print_checks(checked) if checked else True
     copy = roofline(1, args.device).copy_bandwidth if "layers" in sections else 0.0
     speeds = list(run_layers(args, copy)) if "layers" in sections else []
