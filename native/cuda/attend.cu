@@ -125,13 +125,10 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
 
     for (int c = (int)threadIdx.x; c < S::COLUMNS; c += S::THREADS) {
         m.cursor[c] = 0;
+        m.turned[c] = -1;  // no angle
     }
     if (threadIdx.x < 2) {
         m.most[threadIdx.x] = 0;
-    }
-    for (int stage = 0; stage < st.n_tile; stage++) {
-        lctx_cuda_clear_padding<S::ROWS, S::DIM>(a.head_dim_k, r.k_tile(stage));
-        lctx_cuda_clear_padding<S::ROWS, S::DIM>(a.head_dim_v, r.v_tile(stage));
     }
     __syncthreads();
     flash<S> f;
@@ -140,43 +137,39 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     lctx_attend_walker<S> walk = {a, t, m, {(int)blockIdx.z, part.n_split}};
     const auto fetch = [&](lctx_attend_place p, int i) {
         if (p.valid) {
-            r.fetch(r.block(m.span[p.buffer], p.block), i);
+            r.fetch(r.block(m.span[p.buffer], p), i);
         }
         lctx_copy_end_group();  // one group for every number
     };
-    lctx_attend_place now = walk.next({LCTX_CUDA_SPANS - 1, 0, false}), next = now;
+    lctx_attend_place now = walk.next({LCTX_CUDA_SPANS - 1, 0, false, 0}), next = now;
     fetch(now, 0);
-    if (LCTX_LOOKS_FAR<S, F16> && now.valid) {
+    if (now.valid) {
         next = walk.next(now);
     }
     if (st.ahead == 2) {
         fetch(next, 1);
     }
     for (int i = 0, loaded = -1; now.valid; i++) {
-        lctx_attend_place after = next;  // looked up while blocks are on their way
-        if (!LCTX_LOOKS_FAR<S, F16>) {
-            next = walk.next(now);
-        } else if (next.valid) {
-            after = walk.next(next);
-        }
+        const lctx_attend_place after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
         if (st.ahead == 2) {
             lctx_copy_wait<1>();
         } else {
             lctx_copy_wait<0>();
         }
         __syncthreads();  // the block is here, and nobody reads the one before
-        if (now.buffer != loaded) {
+        const bool turns = now.buffer != loaded && m.span[now.buffer].turns;
+        loaded = now.buffer;
+        if (turns) {
             load_queries<S>(a, t, m, now.buffer, q);
         }
         float factor = 1.0f;
         if constexpr (!F16) {
-            factor = r.unpack(r.block(m.span[now.buffer], now.block), i, m);
-        } else if (now.buffer != loaded) {
+            factor = r.unpack(r.block(m.span[now.buffer], now), i, m);
+        } else if (turns) {
             __syncthreads();
         }
-        if (now.buffer != loaded) {
+        if (turns) {
             mine.take(q + S::column0() * S::STRIDE + S::dim0());
-            loaded = now.buffer;
         }
         if (st.ahead > 0) {
             lctx_attend_place to = next;

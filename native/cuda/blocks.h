@@ -38,10 +38,6 @@ template <int DIM_, bool FEW> struct lctx_attend_shape {
     __device__ static int dim0() { return WIDE ? lctx_warp() * WARP_DIM : 0; }
 };
 
-// Whether any device lets two blocks of threads have two tiles on their way.
-template <typename S, bool F16> constexpr bool LCTX_LOOKS_FAR =
-    !F16 || 2 * (3 * S::TILE + S::QUERIES + S::SUMS + S::WALK) <= ((size_t)227 << 10);
-
 // How shared memory is used: tiles of f16 rows, or one tile and before it the bytes of the next rows.
 struct lctx_attend_stages {
     int ahead;  // blocks that are on their way while one is read: two where two blocks of threads have room for that, else one or none
@@ -53,11 +49,18 @@ struct lctx_attend_stages {
         const uint32_t raw = S::ROWS * (uint32_t)(a.cache.k_pool.row_size + of_values);
         const auto with = [&](int ahead) { return F16 ? lctx_attend_stages{ahead, ahead + 1, 0} : lctx_attend_stages{ahead, 1, raw}; };
         const auto fits = [&](int ahead, size_t n_block) { return n_block * with(ahead).template n_shared<S>() <= device.max_shared; };
-        return with(LCTX_LOOKS_FAR<S, F16> && fits(2, 2) ? 2 : fits(1, 1) ? 1 : 0);
+        return with(fits(2, 2) ? 2 : fits(1, 1) ? 1 : 0);
     }
     template <typename S> __host__ __device__ size_t n_shared() const {
         return n_tile * S::TILE + ahead * n_raw + S::QUERIES + S::SUMS + S::WALK;
     }
+};
+
+// Where the walk stands: a block of span `buffer` of those that are known.
+struct lctx_attend_place {
+    int buffer, block;
+    bool valid;
+    int32_t page;  // of the first cell that is read: asked for before it is needed
 };
 
 template <typename S, bool F16> struct lctx_attend_reader {
@@ -71,18 +74,22 @@ template <typename S, bool F16> struct lctx_attend_reader {
     __device__ uint16_t * v_tile(int i) const { return k_tile(i) + S::ROWS * S::STRIDE; }
     __device__ char * raw(int i) const { return shared + st.n_tile * S::TILE + i % st.ahead * st.n_raw; }
     __device__ char * end() const { return shared + st.n_tile * S::TILE + st.ahead * st.n_raw; }
-    __device__ lctx_cuda_block block(const lctx_cuda_span & span, int index) const {
-        const int first = index * S::ROWS;
-        return {a.cache, t.head_kv, span.seq, first, lctx_max(span.lo - first, 0), lctx_min(span.hi - first, S::ROWS), span.near != 0};
+    __device__ lctx_cuda_block block(const lctx_cuda_span & span, const lctx_attend_place & p) const {
+        const int first = p.block * S::ROWS, lo = lctx_max(span.lo - first, 0), hi = lctx_min(span.hi - first, S::ROWS);
+        return {a.cache, t.head_kv, span.seq, first, lo, hi, p.page, span.near != 0};
     }
     // Begin to bring a block closer, as number i.
     __device__ void fetch(const lctx_cuda_block & b, int i) const {
         const size_t k_row = a.cache.k_pool.row_size, v_row = a.cache.v_pool.row_size;
         if constexpr (F16) {
+            if (b.lo == 0 && b.hi == S::ROWS && a.head_dim_k == S::DIM && a.head_dim_v == S::DIM && !b.is_gathered()) {
+                lctx_cuda_copy_tile<S>(b.k(), k_row, k_tile(i));
+                lctx_cuda_copy_tile<S>(b.v(), v_row, v_tile(i));
+                return;
+            }
             const char *k = b.is_gathered() ? nullptr : b.k(), *v = b.v();
-            lctx_cuda_copy_rows<S::DIM>(
-                a.head_dim_k, b.lo, b.hi, [&](int row) { return k ? k + row * k_row : b.gathered_k(row); }, k_tile(i));
-            lctx_cuda_copy_rows<S::DIM>(a.head_dim_v, b.lo, b.hi, [&](int row) { return v + row * v_row; }, v_tile(i));
+            lctx_cuda_copy_rows<S>(a.head_dim_k, b.lo, b.hi, [&](int row) { return k ? k + row * k_row : b.gathered_k(row); }, k_tile(i));
+            lctx_cuda_copy_rows<S>(a.head_dim_v, b.lo, b.hi, [&](int row) { return v + row * v_row; }, v_tile(i));
         } else if (st.ahead > 0 && !b.is_gathered()) {
             lctx_cuda_copy_bytes(raw(i), b.k(), b.lo * k_row, b.hi * k_row);
             if (!lctx_values_in_keys(a.cache)) {
@@ -97,7 +104,7 @@ template <typename S, bool F16> struct lctx_attend_reader {
         }
         const size_t k_row = a.cache.k_pool.row_size;
         const char * k = is_here(b) ? raw(i) : b.is_gathered() ? nullptr : b.k();
-        lctx_cuda_unpack_rows<S::DIM>(
+        lctx_cuda_unpack_rows<S>(
             a.cache.k_pool.type, a.head_dim_k, b.lo, b.hi, [&](int i) { return k ? k + i * k_row : b.gathered_k(i); }, k_tile(0));
         for (float factor = 1.0f;;) {
             const float most = unpack_values(b, i, 1.0f / factor);
@@ -123,9 +130,9 @@ template <typename S, bool F16> struct lctx_attend_reader {
         const char * v = is_here(b) ? raw(i) + values() : b.v();
         const auto row = [&](int i) { return v + i * v_row; };
         switch (a.cache.v_pool.type) {
-            case GGML_TYPE_F32:  return lctx_cuda_unpack_values<lctx_cuda_f32, S::DIM>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
-            case GGML_TYPE_BF16: return lctx_cuda_unpack_values<lctx_cuda_bf16, S::DIM>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
-            default:             lctx_cuda_unpack_rows<S::DIM>(a.cache.v_pool.type, a.head_dim_v, b.lo, b.hi, row, v_tile(0));
+            case GGML_TYPE_F32:  return lctx_cuda_unpack_values<lctx_cuda_f32, S>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
+            case GGML_TYPE_BF16: return lctx_cuda_unpack_values<lctx_cuda_bf16, S>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
+            default:             lctx_cuda_unpack_rows<S>(a.cache.v_pool.type, a.head_dim_v, b.lo, b.hi, row, v_tile(0));
         }
         return 0.0f;
     }
@@ -135,12 +142,6 @@ template <typename S, bool F16> struct lctx_attend_reader {
         const int exponent = (most >> 23) - BIAS;
         return most == 0 ? 1.0f : lctx_as_float((uint32_t)(BIAS + lctx_min(exponent - 14, LARGEST)) << 23);
     }
-};
-
-// Where the walk stands: a block of span `buffer` of those that are known.
-struct lctx_attend_place {
-    int buffer, block;
-    bool valid;
 };
 
 template <typename S> struct lctx_attend_walker {
@@ -158,10 +159,9 @@ template <typename S> struct lctx_attend_walker {
     // The block of this part after p; all threads call. One barrier for a span: what it replaces is not read any more.
     __device__ lctx_attend_place next(lctx_attend_place p) {
         if (p.valid) {
-            const lctx_cuda_span & s = m.span[p.buffer];
-            const int block = from(s, p.block + 1);
-            if (block < end(s)) {
-                return {p.buffer, block, true};
+            const int block = p.block + share.n_split;
+            if (block < end(m.span[p.buffer])) {
+                return at(p.buffer, block);
             }
         }
         const int to = (p.buffer + 1) % LCTX_CUDA_SPANS;
@@ -170,7 +170,12 @@ template <typename S> struct lctx_attend_walker {
         }
         __syncthreads();
         const lctx_cuda_span & s = m.span[to];
-        return {to, s.valid ? from(s, first(s)) : 0, s.valid != 0};
+        return s.valid ? at(to, from(s, first(s))) : lctx_attend_place{to, 0, false, 0};
+    }
+    __device__ lctx_attend_place at(int buffer, int block) const {
+        const lctx_cuda_span & s = m.span[buffer];
+        const int32_t page = lctx_page_of(a.cache.table, lctx_max(s.lo, block * S::ROWS), t.head_kv, s.seq);
+        return {buffer, block, true, lctx_max(page, 0)};
     }
     // The next span with a block of this part: the others are left out without a barrier.
     __device__ void look_up(int to) {
@@ -179,6 +184,7 @@ template <typename S> struct lctx_attend_walker {
             s.n_before = n_before;
             n_before += end(s) - first(s);
             if (!s.valid || from(s, first(s)) < end(s)) {
+                s.turns = lctx_cuda_turns(m, to);
                 if (lctx_lane() == 0) {
                     m.span[to] = s;
                 }

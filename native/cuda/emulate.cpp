@@ -198,9 +198,14 @@ const lctx_gift * lctx_exchange(const void * data, size_t size) {
     return gifts + blk.now / WARP * WARP;
 }
 
-void lctx_copy_16(void * to, const void * from) {
+void lctx_copy_16_or_zeros(void * to, const void * from) {
     GGML_ASSERT((uintptr_t)to % 16 == 0 && (uintptr_t)from % 16 == 0);
     self().copies.push_back({to, from, self().group});
+}
+
+void lctx_copy_16(void * to, const void * from) {
+    GGML_ASSERT(from != nullptr);
+    lctx_copy_16_or_zeros(to, from);
 }
 
 void lctx_copy_end_group() {
@@ -211,7 +216,7 @@ void lctx_copy_wait_for(int n_group) {
     std::vector<copy> later;
     for (const copy & c : self().copies) {
         if (c.group < self().group - n_group) {
-            memcpy(c.to, c.from, 16);
+            c.from ? memcpy(c.to, c.from, 16) : memset(c.to, 0, 16);
         } else {
             later.push_back(c);
         }

@@ -49,6 +49,7 @@ struct lctx_gift {
 const lctx_gift * lctx_exchange(const void * data, size_t size);
 // A copy that arrives when it is waited for.
 void lctx_copy_16(void * to, const void * from);
+void lctx_copy_16_or_zeros(void * to, const void * from);
 void lctx_copy_end_group();
 void lctx_copy_wait_for(int n_group);
 

@@ -165,6 +165,16 @@ static __device__ __forceinline__ void lctx_copy_16(void * to_shared, const void
 #endif
 }
 
+// From nullptr: zeros.
+static __device__ __forceinline__ void lctx_copy_16_or_zeros(void * to_shared, const void * from_global) {
+#if __CUDA_ARCH__ >= 800
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(to_shared), n_byte = from_global ? 16 : 0;  // the rest of 16 becomes 0
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_global), "r"(n_byte) : "memory");
+#else
+    *(uint4 *)to_shared = from_global ? *(const uint4 *)from_global : uint4{0, 0, 0, 0};
+#endif
+}
+
 static __device__ __forceinline__ void lctx_copy_end_group() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");

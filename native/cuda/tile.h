@@ -8,15 +8,17 @@
 struct lctx_cuda_block {
     const lctx_cache_args & cache;
     int32_t head, seq, first, lo, hi;
+    int32_t page;  // of the first cell that is read
     bool near;
 
     // Near keys of a head that evicts do not lie together: their ring goes by row number.
     __device__ bool is_gathered() const { return near && cache.held.data; }
     // Where the first slot is or would be: what is read lies together, what is before it may be elsewhere.
-    __device__ const char * k() const {
-        return near ? lctx_near_row(cache, first, head, seq) : lctx_key_row(cache, first + lo, head, seq) - lo * cache.k_pool.row_size;
+    __device__ const char * k() const { return near ? lctx_near_row(cache, first, head, seq) : of(cache.k_pool); }
+    __device__ const char * v() const { return of(cache.v_pool); }
+    __device__ const char * of(const lctx_pool_args & pool) const {
+        return lctx_pool_at(pool, lctx_row_in(cache.table, page, first + lo)) - lo * pool.row_size;
     }
-    __device__ const char * v() const { return lctx_value_row(cache, first + lo, head, seq) - lo * cache.v_pool.row_size; }
     __device__ const char * gathered_k(int i) const { return lctx_near_row(cache, lctx_cells(cache, head, seq).row(first + i), head, seq); }
 };
 
@@ -35,51 +37,62 @@ template <typename F> static __device__ __forceinline__ void lctx_cuda_with_rows
 }
 
 // f(row, first element) for every 8 elements of the groups of 16 rows that have one of [lo, hi), dealt to the threads.
-template <typename F> static __device__ __forceinline__ void lctx_cuda_each_8(int n_dim, int lo, int hi, F && f) {
-    const int n_step = n_dim / 8, end = (hi + 15) / 16 * 16 * n_step;
-    for (int i = lo / 16 * 16 * n_step + (int)threadIdx.x; i < end; i += (int)blockDim.x) {
-        f(i / n_step, i % n_step * 8);
+template <typename S, typename F> static __device__ __forceinline__ void lctx_cuda_each_8(int lo, int hi, F && f) {
+    constexpr int PER_ROW = S::DIM / 8;  // constants: a division takes as long as several products of a tile
+    const int end = (hi + 15) / 16 * 16 * PER_ROW;
+#ifdef __CUDACC__
+#pragma unroll 1
+#endif
+    for (int i = lo / 16 * 16 * PER_ROW + (int)threadIdx.x; i < end; i += S::THREADS) {
+        f(i / PER_ROW, i % PER_ROW * 8);
     }
 }
 
-// Begin to copy f16 rows [lo, hi) into a tile; the others of their groups of 16 become 0, for what is not read may be anything, and 0
-// times NaN is NaN.
-template <int DIM, typename Row> static __device__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
-    lctx_cuda_each_8(n_dim, lo, hi, [&](int i, int d) {
-        uint16_t * to = tile + i * (DIM + 8) + d;
-        if (i >= lo && i < hi) {
-            lctx_copy_16(to, row(i) + d * sizeof(uint16_t));
-        } else {
-            *(uint4 *)to = {0, 0, 0, 0};
-        }
+// Begin to copy f16 rows [lo, hi) into a tile; the others of their groups of 16 and dimensions that no row has become 0, for what is not
+// read may be anything, and 0 times NaN is NaN.
+template <typename S, typename Row>
+static __device__ __forceinline__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
+    lctx_cuda_each_8<S>(lo, hi, [&](int i, int d) {
+        const bool is_read = i >= lo && i < hi && d < n_dim;
+        lctx_copy_16_or_zeros(tile + i * S::STRIDE + d, is_read ? row(i) + d * sizeof(uint16_t) : nullptr);
+    });
+}
+
+// The same where all of a tile is read.
+template <typename S> static __device__ __forceinline__ void lctx_cuda_copy_tile(const char * from, size_t row_size, uint16_t * tile) {
+    constexpr int PER_ROW = S::DIM / 8, STEPS = S::ROWS * PER_ROW / S::THREADS;
+    static_assert(S::ROWS * PER_ROW % S::THREADS == 0, "every thread has as much");
+    lctx_unrolled<STEPS>([&](int step) {
+        const int i = step * S::THREADS + (int)threadIdx.x, row = i / PER_ROW, d = i % PER_ROW * 8;
+        lctx_copy_16(tile + row * S::STRIDE + d, from + (row * (uint32_t)row_size + d * (uint32_t)sizeof(uint16_t)));
     });
 }
 
 // Rows of any type into a tile, in the same way.
-template <int DIM, typename Row>
+template <typename S, typename Row>
 static __device__ void lctx_cuda_unpack_rows(ggml_type type, int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
     lctx_cuda_with_rows(type, [&](auto rows) {
-        lctx_cuda_each_8(n_dim, lo, hi, [&](int i, int d) {
-            uint16_t * to = tile + i * (DIM + 8) + d;
-            *(uint4 *)to = i >= lo && i < hi ? lctx_load_halves<decltype(rows)>(row(i), d) : uint4{0, 0, 0, 0};
+        lctx_cuda_each_8<S>(lo, hi, [&](int i, int d) {
+            const bool is_read = i >= lo && i < hi && d < n_dim;
+            *(uint4 *)(tile + i * S::STRIDE + d) = is_read ? lctx_load_halves<decltype(rows)>(row(i), d) : uint4{0, 0, 0, 0};
         });
     });
 }
 
 // Values that may be larger than a half, times `factor`, into a tile. Returns the largest of this thread before that.
-template <typename T, int DIM, typename Row>
+template <typename T, typename S, typename Row>
 static __device__ float lctx_cuda_unpack_values(int n_dim, int lo, int hi, Row && row, float factor, uint16_t * tile) {
     float most = 0.0f;
-    lctx_cuda_each_8(n_dim, lo, hi, [&](int i, int d) {
+    lctx_cuda_each_8<S>(lo, hi, [&](int i, int d) {
         float x[8] = {};
-        if (i >= lo && i < hi) {
+        if (i >= lo && i < hi && d < n_dim) {
             lctx_load_8<T>(row(i), d, x);
         }
         lctx_unrolled<8>([&](int j) {
             most = fabsf(x[j]) > most ? fabsf(x[j]) : most;  // not NaN
             x[j] *= factor;
         });
-        *(uint4 *)(tile + i * (DIM + 8) + d) = lctx_pack_8(x);
+        *(uint4 *)(tile + i * S::STRIDE + d) = lctx_pack_8(x);
     });
     return most;
 }
@@ -88,14 +101,5 @@ static __device__ float lctx_cuda_unpack_values(int n_dim, int lo, int hi, Row &
 static __device__ __forceinline__ void lctx_cuda_copy_bytes(char * to, const char * from, size_t begin, size_t end) {
     for (size_t i = begin / 16 * 16 + threadIdx.x * 16; i < end; i += blockDim.x * 16) {
         lctx_copy_16(to + i, from + i);
-    }
-}
-
-// Dimensions [n_dim, DIM) of a tile, which no row has.
-template <int ROWS, int DIM> static __device__ void lctx_cuda_clear_padding(int n_dim, uint16_t * tile) {
-    for (int i = (int)threadIdx.x; i < ROWS; i += (int)blockDim.x) {
-        for (int d = n_dim; d < DIM; d++) {
-            tile[i * (DIM + 8) + d] = 0;
-        }
     }
 }

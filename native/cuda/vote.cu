@@ -235,11 +235,11 @@ template <typename S> __device__ void load_keys(const lctx_attend_args & a, cons
         return near ? lctx_near_row(a.cache, m.row[i], at.head_kv, at.seq) : lctx_key_row(a.cache, m.cell[i], at.head_kv, at.seq);
     };
     if (pool.type == GGML_TYPE_F16) {
-        lctx_cuda_copy_rows<S::DIM>(a.head_dim_k, 0, n_open, row, m.k);
+        lctx_cuda_copy_rows<S>(a.head_dim_k, 0, n_open, row, m.k);
         lctx_copy_end_group();
         lctx_copy_wait<0>();
     } else {
-        lctx_cuda_unpack_rows<S::DIM>(pool.type, a.head_dim_k, 0, n_open, row, m.k);
+        lctx_cuda_unpack_rows<S>(pool.type, a.head_dim_k, 0, n_open, row, m.k);
     }
 }
 
@@ -352,7 +352,6 @@ template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const l
     auto & m = *(memory<S> *)lctx_shared();
     const int head_kv = (int)blockIdx.y;
     lctx_each_run(v.voters, v.attend.n_tokens, [&](const lctx_run & r) { keep_scores<S>(v, r, head_kv); });
-    lctx_cuda_clear_padding<S::ROWS, S::DIM>(v.attend.head_dim_k, m.k);
     __syncthreads();
     lctx_each_run(v.voters, v.attend.n_tokens, [&](const lctx_run & r) {
         const int first = lctx_find_token(r.first, r.end, [&](int token) { return v.voters[token].votes != 0; });

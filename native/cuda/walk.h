@@ -86,6 +86,7 @@ struct lctx_cuda_span {
     int32_t near;
     int32_t valid;
     int32_t n_before;  // blocks of the spans before it
+    int32_t turns;     // whether a column looks at it from another angle than at what it read before
 };
 
 // One may still be read by others, one is read, the next one is on its way, and the one after it is looked up.
@@ -97,6 +98,7 @@ template <int COLUMNS> struct lctx_cuda_walk_memory {
     int32_t lo[LCTX_CUDA_SPANS][COLUMNS], hi[LCTX_CUDA_SPANS][COLUMNS];  // cells of each column; lo == hi: none
     int32_t angle[LCTX_CUDA_SPANS][COLUMNS];
     int32_t cursor[COLUMNS];
+    int32_t turned[COLUMNS];  // the angle from which each looked last
 };
 
 // The next span; its columns into buffer `to` of the memory. The lanes of one warp together.
@@ -104,7 +106,7 @@ template <int COLUMNS> static __device__ lctx_cuda_span lctx_cuda_next_span(cons
                                                                             int & phase, lctx_cuda_walk_memory<COLUMNS> & m, int to) {
     const lctx_cuda_lists lists = {a};
     const int n_column = tile.n_column();
-    lctx_cuda_span span = {INT_MAX, 0, 0, INT_MAX, 0, 0, 0, 0};
+    lctx_cuda_span span = {INT_MAX, 0, 0, INT_MAX, 0, 0, 0, 0, 0};
     for (; phase < lists.n_phase() && !span.valid; phase += !span.valid) {
         int64_t key = lists.no_key();
         for (int c = lctx_lane(); c < n_column; c += LCTX_WARP) {
@@ -143,4 +145,16 @@ template <int COLUMNS> static __device__ lctx_cuda_span lctx_cuda_next_span(cons
         span.all_lo = -lctx_warp_min(-span.all_lo), span.all_hi = lctx_warp_min(span.all_hi);
     }
     return span;
+}
+
+// Whether any column turns for span `to`, which is read after all that were asked about. The lanes of one warp together.
+template <int COLUMNS> static __device__ bool lctx_cuda_turns(lctx_cuda_walk_memory<COLUMNS> & m, int to) {
+    bool turns = false;
+    for (int c = lctx_lane(); c < COLUMNS; c += LCTX_WARP) {
+        if (m.lo[to][c] < m.hi[to][c] && m.turned[c] != m.angle[to][c]) {
+            m.turned[c] = m.angle[to][c];
+            turns = true;
+        }
+    }
+    return lctx_ballot(turns) != 0;
 }
