@@ -262,7 +262,7 @@ def test_a_model_is_timed_end_to_end(model_path, method):
 
 
 def test_aims_are_held_against_what_was_measured():
-    speed = gpu_speed.Speed("decode", "full", "f16", 32768, 10.0, 11.0, 12.0, 1e12, 0.6, 1e12, 0, 0)
+    speed = gpu_speed.Speed("decode", "full", "f16", 32768, 10.0, 11.0, 12.0, 1e12, 0.6, 1e12, 0, 0, {})
     end = gpu_speed.EndToEnd(gpu_speed.METHODS["longheads"], "f16", 8192, 1000.0, 50.0, 0, None)
     reached = [ok for _, ok in gpu.aims([speed], [end, replace(end, depth=131072, decode=20.0)])]
     assert reached == [True, False, False]

@@ -13,8 +13,8 @@ template <typename S> using flash = lctx_cuda_flash<S::WARP_DIM, S::WARP_ROWS, S
 
 // The queries of a tile, turned to the positions from which they look at a span; scores are base 2 without softcap. Columns that read
 // nothing of it keep what they had: their scores are not used.
-template <typename S> __device__ void load_queries(const lctx_attend_args & a, const lctx_cuda_tile & t,
-                                                   const lctx_attend_memory<S::COLUMNS> & m, int buffer, uint16_t * to) {
+template <typename S> __device__ void load_queries(const lctx_attend_args & a, const lctx_cuda_tile & t, const typename S::memory & m,
+                                                   int buffer, uint16_t * to) {
     const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LCTX_LOG2_E;
     const auto reads = [&](int c) { return m.lo[buffer][c] < m.hi[buffer][c]; };
     const int32_t * angle = m.angle[buffer];
@@ -63,9 +63,15 @@ template <typename S> __device__ void merge_warps(const lctx_attend_args & a, co
 }
 
 // Groups of 16 rows, from row `first` on, that any column of this warp reads: bit n of the n-th.
-template <typename S> __device__ uint32_t groups_read(const lctx_attend_memory<S::COLUMNS> & m, int buffer, int column0, int first) {
+template <typename S> __device__ uint32_t groups_read(const typename S::memory & m, int buffer, int column0, int row0, int first) {
     constexpr int N = S::WARP_ROWS / 16;
     const lctx_cuda_span & span = m.span[buffer];
+    if (span.by_chunk) {
+        uint32_t groups = 0;
+        lctx_unrolled<N>([&](int n) { groups |= m.piece[buffer][row0 / 16 + n].columns >> column0 & 0xffff ? 1u << n : 0; });
+        return groups;
+    }
+    first += row0;
     if (first >= span.all_lo && first + S::WARP_ROWS <= span.all_hi) {
         return (1u << N) - 1;
     }
@@ -78,14 +84,23 @@ template <typename S> __device__ uint32_t groups_read(const lctx_attend_memory<S
     return groups;
 }
 
+// Scores of what a column does not read of the pieces: none.
+template <typename S> __device__ void mask_pieces(const typename S::memory & m, int buffer, flash<S> & f) {
+    lctx_unrolled<S::WARP_ROWS / 16>([&](int n) {
+        const lctx_cuda_piece & piece = m.piece[buffer][S::row0() / 16 + n];
+        const uint32_t columns = (uint32_t)(piece.columns >> S::column0());
+        f.each_score_of(n, [&](float & s, int c, int row) { s = columns >> c & 1 && row >= piece.lo && row < piece.hi ? s : -INFINITY; });
+    });
+}
+
 // A block of rows: what no column of a warp reads, that warp leaves out. factor: of weights, by which values were divided.
-template <typename S> __device__ void attend_block(const lctx_attend_args & a, const lctx_attend_memory<S::COLUMNS> & m, int buffer,
-                                                   int first, const queries<S> & q, const uint16_t * k, const uint16_t * v, float factor,
-                                                   float * sums, flash<S> & f) {
+template <typename S> __device__ void attend_block(const lctx_attend_args & a, const typename S::memory & m, int buffer, int first,
+                                                   const queries<S> & q, const uint16_t * k, const uint16_t * v, float factor, float * sums,
+                                                   flash<S> & f) {
     constexpr uint32_t ALL = (1u << S::WARP_ROWS / 16) - 1;
     const int column0 = S::column0(), row0 = S::row0(), at = row0 * S::STRIDE + S::dim0();
     const lctx_cuda_span & span = m.span[buffer];
-    const uint32_t groups = groups_read<S>(m, buffer, column0, first + row0);
+    const uint32_t groups = groups_read<S>(m, buffer, column0, row0, first);
     if (groups == 0) {
         return;
     }
@@ -100,7 +115,9 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     if (a.params.softcap != 0.0f) {
         f.each_score([&](float & s, int, int) { s = LCTX_LOG2_E * a.params.softcap * lctx_tanh(s); });
     }
-    if (first < span.all_lo || first + S::ROWS > span.all_hi) {
+    if (span.by_chunk) {
+        mask_pieces<S>(m, buffer, f);
+    } else if (first < span.all_lo || first + S::ROWS > span.all_hi) {
         f.each_score([&](float & s, int c, int row) {
             const int x = first + row0 + row;
             s = x >= m.lo[buffer][column0 + c] && x < m.hi[buffer][column0 + c] ? s : -INFINITY;
@@ -114,17 +131,16 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
 }
 
 template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
-    attend(const lctx_attend_args a, const lctx_attend_stages st, const lctx_attend_parts part) {
-    const lctx_cuda_tiling tiling(a, S::COLUMNS);
-    const lctx_cuda_tile t(a, tiling, (int)blockIdx.x, (int)blockIdx.y);
+    attend(const lctx_attend_args a, const lctx_attend_stages st, const lctx_attend_parts part, const lctx_cuda_plan plan, int first) {
+    const int side = (int)blockIdx.x, head_kv = (int)blockIdx.y;
+    const lctx_cuda_tile t(a, lctx_cuda_tiling(a, S::COLUMNS), first + side, head_kv);
     char * shared = lctx_shared();
     const lctx_attend_reader<S, F16> r = {a, t, shared, st};
     uint16_t * q = (uint16_t *)r.end();
     float * sums = (float *)((char *)q + S::QUERIES);
-    auto & m = *(lctx_attend_memory<S::COLUMNS> *)((char *)sums + S::SUMS);
+    auto & m = *(typename S::memory *)((char *)sums + S::SUMS);
 
     for (int c = (int)threadIdx.x; c < S::COLUMNS; c += S::THREADS) {
-        m.cursor[c] = 0;
         m.turned[c] = -1;  // no angle
     }
     if (threadIdx.x < 2) {
@@ -134,20 +150,26 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     flash<S> f;
     f.clear();
     queries<S> mine;
-    lctx_attend_walker<S> walk = {a, t, m, {(int)blockIdx.z, part.n_split}};
+    lctx_attend_walker<S> walk = {a, t, m, {(int)blockIdx.z, part.n_split}, nullptr, 0};
+    if (plan.data) {
+        walk.pieces = plan.pieces(side, head_kv), walk.n_chunk_block = plan.count(side, head_kv) / S::PIECES;
+    }
     const auto fetch = [&](lctx_attend_place p, int i) {
         if (p.valid) {
-            r.fetch(r.block(m.span[p.buffer], p), i);
+            r.each_block(m, p, [&](const lctx_cuda_block & b) { r.fetch(b, i); });
         }
         lctx_copy_end_group();  // one group for every number
     };
     lctx_attend_place now = walk.next({LCTX_CUDA_SPANS - 1, 0, false, 0}), next = now;
-    fetch(now, 0);
     if (now.valid) {
         next = walk.next(now);
     }
-    if (st.ahead == 2) {
-        fetch(next, 1);
+    for (int i = 0; i < lctx_max(st.ahead, 1); i++) {
+        lctx_attend_place to = now;
+        if (i > 0) {
+            to = next;
+        }
+        fetch(to, i);
     }
     for (int i = 0, loaded = -1; now.valid; i++) {
         const lctx_attend_place after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
@@ -164,7 +186,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         }
         float factor = 1.0f;
         if constexpr (!F16) {
-            factor = r.unpack(r.block(m.span[now.buffer], now), i, m);
+            factor = r.unpack(now, i, m);
         } else if (turns) {
             __syncthreads();
         }
@@ -224,11 +246,34 @@ template <typename S> int n_split(const lctx_cuda_device & device, const lctx_at
     return lctx_max(1, lctx_min(n_wanted, (int)a.cache.table.head_stride));
 }
 
+// Tiles of a KV head at a time: their plans are in the work buffer together.
+template <typename S> int n_side(const lctx_cuda_device & device, const lctx_attend_args & a) {
+    const int n_tile = lctx_cuda_tiling(a, S::COLUMNS).n_tile();
+    return lctx_cuda_plan::has_chunks(a) ? lctx_min(n_tile, (int)lctx_div_up(2 * device.n_multiprocessor, a.n_head_kv)) : n_tile;
+}
+
+// Bytes of the parts, behind which the plans stand.
+template <typename S> size_t parts_size(const lctx_cuda_device & device, const lctx_attend_args & a) {
+    return lctx_div_up(lctx_attend_parts::size(a, n_split<S>(device, a)), 256) * 256;
+}
+
+template <typename S> lctx_cuda_plan plan_of(const lctx_cuda_device & device, const lctx_attend_args & a, char * work) {
+    return {a, S::COLUMNS, S::PIECES, n_side<S>(device, a), work + parts_size<S>(device, a)};
+}
+
 template <typename S, bool F16> void launch(const lctx_cuda_queue & queue, const lctx_attend_args & a) {
     const lctx_attend_stages st = lctx_attend_stages::of<S, F16>(queue.device, a);
     const lctx_attend_parts part = {n_split<S>(queue.device, a), (float *)queue.work};
-    const dim3 grid(lctx_cuda_tiling(a, S::COLUMNS).n_tile(), a.n_head_kv, part.n_split);
-    lctx_launch(attend<S, F16>, grid, S::THREADS, st.template n_shared<S>(), queue.stream, a, st, part);
+    lctx_cuda_plan plan = plan_of<S>(queue.device, a, queue.work);
+    const int n_tile = lctx_cuda_tiling(a, S::COLUMNS).n_tile();
+    for (int first = 0; first < n_tile; first += plan.n_tile) {
+        plan.n_tile = lctx_min(plan.n_tile, n_tile - first);
+        if (plan.data) {
+            lctx_cuda_make_plans(queue, a, plan, S::COLUMNS, first);
+        }
+        const dim3 grid(plan.n_tile, a.n_head_kv, part.n_split);
+        lctx_launch(attend<S, F16>, grid, S::THREADS, st.template n_shared<S>(), queue.stream, a, st, part, plan, first);
+    }
     lctx_cuda_finish_attend(queue, a, part);
 }
 
@@ -263,9 +308,12 @@ size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend
     if (lctx_cuda_decodes(args)) {
         return lctx_cuda_decode_wsize(device, args);
     }
-    int n = 1;
-    with_shape(args, [&](auto s) { n = n_split<decltype(s)>(device, args); });
-    return lctx_attend_parts::size(args, n);
+    size_t size = 0;
+    with_shape(args, [&](auto s) {
+        using S = decltype(s);
+        size = parts_size<S>(device, args) + plan_of<S>(device, args, nullptr).size(args);
+    });
+    return size;
 }
 
 void lctx_cuda_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args) {

@@ -1,11 +1,12 @@
 // How *attend* goes over what a tile reads: its shapes, how shared memory is used, blocks of rows on their way, and the walk over them.
 #pragma once
 
-#include "kernels.h"
+#include "plan.h"
 #include "tile.h"
-#include "walk.h"
 
-template <int COLUMNS> struct lctx_attend_memory : lctx_cuda_walk_memory<COLUMNS> {
+// PIECES: of a block of rows.
+template <int COLUMNS, int PIECES> struct lctx_attend_memory : lctx_cuda_walk_memory<COLUMNS> {
+    lctx_cuda_piece piece[LCTX_CUDA_SPANS][PIECES];  // of the spans by chunk
     int32_t most[2];  // bits of the largest value of a block of rows that is no half, else 0; the next block has the other one
 };
 
@@ -19,6 +20,7 @@ template <int DIM_, bool FEW> struct lctx_attend_shape {
     static constexpr int ROW_WARPS = FEW && !WIDE ? ROWS / 16 : 1;
     static constexpr int DIM_WARPS = WIDE ? 4 : 1;
     static constexpr int COLUMNS = 16 * COLUMN_WARPS;
+    static constexpr int PIECES = ROWS / lctx_cuda_piece::CELLS;
     static constexpr int WARP_ROWS = ROWS / ROW_WARPS;
     static constexpr int WARP_DIM = DIM / DIM_WARPS;
     static constexpr int THREADS = LCTX_WARP * COLUMN_WARPS * ROW_WARPS * DIM_WARPS;
@@ -26,7 +28,8 @@ template <int DIM_, bool FEW> struct lctx_attend_shape {
     static constexpr size_t TILE = (size_t)2 * ROWS * STRIDE * sizeof(uint16_t);  // K, then V
     static constexpr size_t QUERIES = (size_t)COLUMNS * STRIDE * sizeof(uint16_t);
     static constexpr size_t SUMS = WIDE ? (size_t)DIM_WARPS * 16 * ROWS * sizeof(float) : 0;  // scores of the warps that share dimensions
-    static constexpr size_t WALK = sizeof(lctx_attend_memory<COLUMNS>);
+    using memory = lctx_attend_memory<COLUMNS, PIECES>;
+    static constexpr size_t WALK = sizeof(memory);
     // states of the warps that share columns, where the tile was
     static constexpr int STATE = DIM + 4;
     static constexpr size_t STATES = ROW_WARPS > 1 ? (size_t)ROW_WARPS * COLUMNS * STATE * sizeof(float) : 0;
@@ -60,7 +63,7 @@ struct lctx_attend_stages {
 struct lctx_attend_place {
     int buffer, block;
     bool valid;
-    int32_t page;  // of the first cell that is read: asked for before it is needed
+    size_t row;  // of the pools: of the first cell that is read of a run, asked for before it is needed
 };
 
 template <typename S, bool F16> struct lctx_attend_reader {
@@ -74,9 +77,26 @@ template <typename S, bool F16> struct lctx_attend_reader {
     __device__ uint16_t * v_tile(int i) const { return k_tile(i) + S::ROWS * S::STRIDE; }
     __device__ char * raw(int i) const { return shared + st.n_tile * S::TILE + i % st.ahead * st.n_raw; }
     __device__ char * end() const { return shared + st.n_tile * S::TILE + st.ahead * st.n_raw; }
-    __device__ lctx_cuda_block block(const lctx_cuda_span & span, const lctx_attend_place & p) const {
-        const int first = p.block * S::ROWS, lo = lctx_max(span.lo - first, 0), hi = lctx_min(span.hi - first, S::ROWS);
-        return {a.cache, t.head_kv, span.seq, first, lo, hi, p.page, span.near != 0};
+    // f(block of rows that lie together) for all that is read at a place: a run has one, chunks have pieces.
+    template <typename F>
+    __device__ __forceinline__ void each_block(const typename S::memory & m, const lctx_attend_place & p, F && f) const {
+        const lctx_cuda_span & span = m.span[p.buffer];
+        const int run = p.block * S::ROWS;
+        int lo = lctx_max(span.lo - run, 0), hi = lctx_min(span.hi - run, S::ROWS);
+        size_t row = p.row;
+#ifdef __CUDACC__
+#pragma unroll 1
+#endif
+        for (int i = 0; i < (span.by_chunk ? S::PIECES : 1); i++) {
+            if (span.by_chunk) {
+                const lctx_cuda_piece & piece = m.piece[p.buffer][i];
+                const int first = i * lctx_cuda_piece::CELLS;
+                lo = first + piece.lo, hi = first + piece.hi, row = (size_t)piece.row;
+            }
+            if (lo < hi) {
+                f(lctx_cuda_block{a.cache, t.head_kv, span.seq, run, lo, hi, row, span.near != 0});
+            }
+        }
     }
     // Begin to bring a block closer, as number i.
     __device__ void fetch(const lctx_cuda_block & b, int i) const {
@@ -98,16 +118,19 @@ template <typename S, bool F16> struct lctx_attend_reader {
         }
     }
     // What was fetched into the tile, once it is there for all threads; returns what the weights of its values are to be multiplied by.
-    __device__ float unpack(const lctx_cuda_block & b, int i, lctx_attend_memory<S::COLUMNS> & m) const {
+    __device__ float unpack(const lctx_attend_place & p, int i, typename S::memory & m) const {
         if (threadIdx.x == 0) {
             m.most[(i + 1) % 2] = 0;
         }
         const size_t k_row = a.cache.k_pool.row_size;
-        const char * k = is_here(b) ? raw(i) : b.is_gathered() ? nullptr : b.k();
-        lctx_cuda_unpack_rows<S>(
-            a.cache.k_pool.type, a.head_dim_k, b.lo, b.hi, [&](int i) { return k ? k + i * k_row : b.gathered_k(i); }, k_tile(0));
+        each_block(m, p, [&](const lctx_cuda_block & b) {
+            const char * k = is_here(b) ? raw(i) : b.is_gathered() ? nullptr : b.k();
+            lctx_cuda_unpack_rows<S>(
+                a.cache.k_pool.type, a.head_dim_k, b.lo, b.hi, [&](int i) { return k ? k + i * k_row : b.gathered_k(i); }, k_tile(0));
+        });
         for (float factor = 1.0f;;) {
-            const float most = unpack_values(b, i, 1.0f / factor);
+            float most = 0.0f;
+            each_block(m, p, [&](const lctx_cuda_block & b) { most = fmaxf(most, unpack_values(b, i, 1.0f / factor)); });
             if (most > LCTX_MOST_HALF) {
                 atomicMax(&m.most[i % 2], (int)lctx_as_uint(most));
             }
@@ -147,10 +170,15 @@ template <typename S, bool F16> struct lctx_attend_reader {
 template <typename S> struct lctx_attend_walker {
     const lctx_attend_args & a;
     const lctx_cuda_tile & t;
-    lctx_cuda_walk_memory<S::COLUMNS> & m;
+    typename S::memory & m;
     lctx_cuda_share share;
-    int phase = 0;
-    int n_before = 0;  // blocks of the spans that were looked up; the first warp knows
+    const lctx_cuda_piece * pieces;  // of the plan of this tile
+    int n_chunk_block;               // blocks of them
+    // the first warp knows
+    lctx_cuda_run_walk runs = {};
+    int n_before = 0;      // blocks of the runs that were looked up
+    int chunk_block = -1;  // of the pieces that were looked up last
+    int32_t key = -1;      // of them
 
     __device__ static int first(const lctx_cuda_span & s) { return s.lo < s.hi ? s.lo / S::ROWS : 0; }
     __device__ static int end(const lctx_cuda_span & s) { return s.lo < s.hi ? (s.hi + S::ROWS - 1) / S::ROWS : 0; }
@@ -165,31 +193,61 @@ template <typename S> struct lctx_attend_walker {
             }
         }
         const int to = (p.buffer + 1) % LCTX_CUDA_SPANS;
-        if (lctx_warp() == 0) {
-            look_up(to);
+        if (lctx_warp() == 0 && !look_up_run(to)) {
+            look_up_chunks(to);
         }
         __syncthreads();
         const lctx_cuda_span & s = m.span[to];
-        return s.valid ? at(to, from(s, first(s))) : lctx_attend_place{to, 0, false, 0};
+        return s.valid && !s.by_chunk ? at(to, from(s, first(s))) : lctx_attend_place{to, 0, s.valid != 0, 0};
     }
     __device__ lctx_attend_place at(int buffer, int block) const {
         const lctx_cuda_span & s = m.span[buffer];
-        const int32_t page = lctx_page_of(a.cache.table, lctx_max(s.lo, block * S::ROWS), t.head_kv, s.seq);
-        return {buffer, block, true, lctx_max(page, 0)};
+        return {buffer, block, true, lctx_pool_row(a.cache.table, lctx_max(s.lo, block * S::ROWS), t.head_kv, s.seq)};
     }
-    // The next span with a block of this part: the others are left out without a barrier.
-    __device__ void look_up(int to) {
+    // The next run with a block of this part, if there is one: the others are left out without a barrier.
+    __device__ bool look_up_run(int to) {
         for (;;) {
-            lctx_cuda_span s = lctx_cuda_next_span(a, t, phase, m, to);
+            lctx_cuda_span s = runs.next(a, t, m, to);
+            if (!s.valid) {
+                return false;
+            }
             s.n_before = n_before;
             n_before += end(s) - first(s);
-            if (!s.valid || from(s, first(s)) < end(s)) {
-                s.turns = lctx_cuda_turns(m, to);
-                if (lctx_lane() == 0) {
-                    m.span[to] = s;
-                }
-                return;
+            if (from(s, first(s)) < end(s)) {
+                put(s, to, lctx_cuda_turns(m, to));
+                return true;
             }
+        }
+    }
+    // The next block of pieces of this part, which is a span of its own; not valid: there is none.
+    __device__ void look_up_chunks(int to) {
+        chunk_block = chunk_block < 0 ? share.next(0, n_before) : chunk_block + share.n_split;
+        lctx_cuda_span s = {};
+        s.valid = chunk_block < n_chunk_block, s.by_chunk = 1;
+        if (!s.valid) {
+            return put(s, to, false);
+        }
+        const lctx_cuda_piece * block = pieces + (size_t)chunk_block * S::PIECES;
+        if (lctx_lane() < S::PIECES) {
+            m.piece[to][lctx_lane()] = block[lctx_lane()];
+        }
+        s.seq = block->key / a.n_angle;
+        put(s, to, block->key != key && turns_for(block->key, to));
+        key = block->key;
+    }
+    // Whether the columns of the sequence of a key turn for it.
+    __device__ bool turns_for(int32_t key, int to) {
+        const lctx_cuda_lists lists = {a};
+        for (int c = lctx_lane(); c < S::COLUMNS; c += LCTX_WARP) {
+            const bool reads = c < t.n_column() && lists.of(t.token(c), t.head(c))->seq == key / a.n_angle;
+            m.lo[to][c] = 0, m.hi[to][c] = reads, m.angle[to][c] = reads ? t.token(c) * a.n_angle + key % a.n_angle : 0;
+        }
+        return lctx_cuda_turns(m, to);
+    }
+    __device__ void put(lctx_cuda_span & s, int to, bool turns) {
+        s.turns = turns;
+        if (lctx_lane() == 0) {
+            m.span[to] = s;
         }
     }
 };

@@ -192,8 +192,20 @@ inline int atomicMax(int * at, int x) {
     return old;
 }
 
+inline int atomicMin(int * at, int x) {
+    const int old = *at;
+    *at = std::min(old, x);
+    return old;
+}
+
 inline unsigned atomicOr(unsigned * at, unsigned x) {
     const unsigned old = *at;
+    *at |= x;
+    return old;
+}
+
+inline unsigned long long atomicOr(unsigned long long * at, unsigned long long x) {
+    const unsigned long long old = *at;
     *at |= x;
     return old;
 }

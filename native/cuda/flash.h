@@ -99,6 +99,12 @@ template <int DIM, int ROWS, int STRIDE = DIM + 8> struct lctx_cuda_flash {
         lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { f(s[n][i], g + i / 2 * 8, n * 8 + 2 * t + i % 2); }); });
     }
 
+    // The same of rows [16 n, 16 n + 16), which are counted from 0.
+    template <typename F> __device__ __forceinline__ void each_score_of(int n, F && f) {
+        const int g = lctx_lane() / 4, t = lctx_lane() % 4;
+        lctx_unrolled<8>([&](int i) { f(s[2 * n + i / 4][i % 4], g + i % 4 / 2 * 8, i / 4 * 8 + 2 * t + i % 2); });
+    }
+
     // Scores to weights, and the state to the new maximum.
     __device__ __forceinline__ void softmax() {
         lctx_unrolled<2>([&](int h) {

@@ -8,7 +8,7 @@
 struct lctx_cuda_block {
     const lctx_cache_args & cache;
     int32_t head, seq, first, lo, hi;
-    int32_t page;  // of the first cell that is read
+    size_t row;  // of the pools: of the first cell that is read
     bool near;
 
     // Near keys of a head that evicts do not lie together: their ring goes by row number.
@@ -16,9 +16,7 @@ struct lctx_cuda_block {
     // Where the first slot is or would be: what is read lies together, what is before it may be elsewhere.
     __device__ const char * k() const { return near ? lctx_near_row(cache, first, head, seq) : of(cache.k_pool); }
     __device__ const char * v() const { return of(cache.v_pool); }
-    __device__ const char * of(const lctx_pool_args & pool) const {
-        return lctx_pool_at(pool, lctx_row_in(cache.table, page, first + lo)) - lo * pool.row_size;
-    }
+    __device__ const char * of(const lctx_pool_args & pool) const { return lctx_pool_at(pool, row) - lo * pool.row_size; }
     __device__ const char * gathered_k(int i) const { return lctx_near_row(cache, lctx_cells(cache, head, seq).row(first + i), head, seq); }
 };
 

@@ -1,8 +1,7 @@
 // The walk of a tile of *attend*: columns, one per (token, query head) of one KV head, and the spans of cells that they read.
 //
-// A span is what columns of one sequence read of one chunk, or of one segment that may be any rows: a run, or where all heads read the
-// same. Spans come in the order of phase, sequence and chunk, each once, with the columns that read it. That is the inverted list of
-// LongHeads, made tile by tile.
+// A span is what columns of one sequence read of one segment that may be any rows: a run, or where all heads read the same. Spans come in
+// the order of phase and sequence, each once, with the columns that read it; chunks come after them (plan.h).
 #pragma once
 
 #include "../ops/cache.h"
@@ -63,11 +62,6 @@ struct lctx_cuda_lists {
         const int64_t list = by_chunk() ? (int64_t)token * a.n_choice + head / (a.n_head / a.n_choice) : token;
         return a.segs + list * a.n_seg;
     }
-    // Sequence and chunk: what is read together in a phase has the same.
-    LCTX_HD int64_t key(int phase, const lctx_segment & s) const {
-        return (int64_t)s.seq << 32 | (uint32_t)(phase < n_run() ? 0 : s.row0 / a.params.chunk_size);
-    }
-    LCTX_HD static constexpr int64_t no_key() { return INT64_MAX; }
 };
 
 // The blocks of ROWS cells of a span that are this part's: every n_split-th of the tile's, whose number grows from span to span.
@@ -84,6 +78,7 @@ struct lctx_cuda_span {
     int32_t all_lo, all_hi;  // cells that every column reads
     int32_t seq;
     int32_t near;
+    int32_t by_chunk;  // not cells that lie side by side, but pieces of a plan (plan.h)
     int32_t valid;
     int32_t n_before;  // blocks of the spans before it
     int32_t turns;     // whether a column looks at it from another angle than at what it read before
@@ -97,55 +92,55 @@ template <int COLUMNS> struct lctx_cuda_walk_memory {
     lctx_cuda_span span[LCTX_CUDA_SPANS];
     int32_t lo[LCTX_CUDA_SPANS][COLUMNS], hi[LCTX_CUDA_SPANS][COLUMNS];  // cells of each column; lo == hi: none
     int32_t angle[LCTX_CUDA_SPANS][COLUMNS];
-    int32_t cursor[COLUMNS];
     int32_t turned[COLUMNS];  // the angle from which each looked last
 };
 
-// The next span; its columns into buffer `to` of the memory. The lanes of one warp together.
-template <int COLUMNS> static __device__ lctx_cuda_span lctx_cuda_next_span(const lctx_attend_args & a, const lctx_cuda_tile & tile,
-                                                                            int & phase, lctx_cuda_walk_memory<COLUMNS> & m, int to) {
-    const lctx_cuda_lists lists = {a};
-    const int n_column = tile.n_column();
-    lctx_cuda_span span = {INT_MAX, 0, 0, INT_MAX, 0, 0, 0, 0, 0};
-    for (; phase < lists.n_phase() && !span.valid; phase += !span.valid) {
-        int64_t key = lists.no_key();
-        for (int c = lctx_lane(); c < n_column; c += LCTX_WARP) {
-            const lctx_segment * segs = lists.of(tile.token(c), tile.head(c));
-            int & at = m.cursor[c];
-            at = lctx_max(at, lists.first(phase));
-            for (; at < lists.end(phase) && segs[at].row0 >= segs[at].row1; at++) {
+// The runs of a tile, one after the other.
+struct lctx_cuda_run_walk {
+    int phase = 0;
+    int32_t seq = -1;  // of the last one in this phase
+
+    // The next run; its columns into buffer `to` of the memory. The lanes of one warp together.
+    template <int COLUMNS>
+    __device__ lctx_cuda_span next(const lctx_attend_args & a, const lctx_cuda_tile & tile, lctx_cuda_walk_memory<COLUMNS> & m, int to) {
+        const lctx_cuda_lists lists = {a};
+        const int n_column = tile.n_column();
+        lctx_cuda_span span = {INT_MAX, 0, 0, INT_MAX};
+        for (; phase < lists.n_run() && !span.valid; phase += !span.valid) {
+            int32_t least = INT_MAX;
+            for (int c = lctx_lane(); c < n_column; c += LCTX_WARP) {
+                const lctx_segment s = lists.of(tile.token(c), tile.head(c))[phase];
+                least = s.row0 < s.row1 && s.seq > seq ? lctx_min(least, s.seq) : least;
             }
-            key = lctx_min(key, at < lists.end(phase) ? lists.key(phase, segs[at]) : lists.no_key());
-        }
-        key = lctx_warp_min(key);
-        if (key == lists.no_key()) {
-            continue;
-        }
-        span.valid = 1;
-        span.seq = (int32_t)(key >> 32);
-        span.near = lists.is_near(phase);
-        const lctx_cells cells(a.cache, tile.head_kv, span.seq);
-        for (int c = lctx_lane(); c < COLUMNS; c += LCTX_WARP) {
-            int lo = 0, hi = 0, angle = 0;
-            if (c < n_column) {
-                const lctx_segment * segs = lists.of(tile.token(c), tile.head(c));
-                const int at = m.cursor[c];
-                if (at < lists.end(phase) && lists.key(phase, segs[at]) == key) {
-                    lo = cells.cell(segs[at].row0), hi = cells.cell(segs[at].row1), angle = segs[at].angle;
-                    m.cursor[c]++;
-                }
-                if (lo < hi) {
-                    span.lo = lctx_min(span.lo, lo), span.hi = lctx_max(span.hi, hi);
-                }
-                span.all_lo = lctx_max(span.all_lo, lo), span.all_hi = lctx_min(span.all_hi, hi);
+            seq = lctx_warp_min(least);
+            span.valid = seq != INT_MAX;
+            if (!span.valid) {
+                seq = -1;
+                continue;
             }
-            m.lo[to][c] = lo, m.hi[to][c] = hi, m.angle[to][c] = angle;
+            span.seq = seq;
+            span.near = lists.is_near(phase);
+            const lctx_cells cells(a.cache, tile.head_kv, seq);
+            for (int c = lctx_lane(); c < COLUMNS; c += LCTX_WARP) {
+                int lo = 0, hi = 0, angle = 0;
+                if (c < n_column) {
+                    const lctx_segment s = lists.of(tile.token(c), tile.head(c))[phase];
+                    if (s.row0 < s.row1 && s.seq == seq) {
+                        lo = cells.cell(s.row0), hi = cells.cell(s.row1), angle = s.angle;
+                    }
+                    if (lo < hi) {
+                        span.lo = lctx_min(span.lo, lo), span.hi = lctx_max(span.hi, hi);
+                    }
+                    span.all_lo = lctx_max(span.all_lo, lo), span.all_hi = lctx_min(span.all_hi, hi);
+                }
+                m.lo[to][c] = lo, m.hi[to][c] = hi, m.angle[to][c] = angle;
+            }
+            span.lo = lctx_warp_min(span.lo), span.hi = -lctx_warp_min(-span.hi);
+            span.all_lo = -lctx_warp_min(-span.all_lo), span.all_hi = lctx_warp_min(span.all_hi);
         }
-        span.lo = lctx_warp_min(span.lo), span.hi = -lctx_warp_min(-span.hi);
-        span.all_lo = -lctx_warp_min(-span.all_lo), span.all_hi = lctx_warp_min(span.all_hi);
+        return span;
     }
-    return span;
-}
+};
 
 // Whether any column turns for span `to`, which is read after all that were asked about. The lanes of one warp together.
 template <int COLUMNS> static __device__ bool lctx_cuda_turns(lctx_cuda_walk_memory<COLUMNS> & m, int to) {

@@ -36,6 +36,7 @@ from pylongctx.models import embedded_model
 SECTIONS = ("ops", "models", "features", "layers", "end-to-end")
 DEPTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 KV = ("f16", "q8_0")
+METHODS = tuple(speed.METHODS)
 RANDOM_MODEL = "llama-3-8b:2"
 EVERY_LAYER = 99
 TOOLS = ("memcheck", "racecheck", "initcheck")
@@ -55,6 +56,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     add("--section", action="append", choices=SECTIONS, help="may be repeated (default: all)")
     add("--depth", type=int, action="append", help=f"may be repeated (default: {', '.join(map(str, DEPTHS))})")
     add("--kv", action="append", choices=KV, help="may be repeated (default: both)")
+    add("--method", action="append", choices=METHODS, help="layers, end to end: may be repeated (default: all)")
     add("--every", type=int, default=1, help="ops: one case in so many")
     add(
         "--workers",
@@ -100,7 +102,8 @@ def run_models(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Ite
     prompt = tokens_of(tiny, 400)
     yield from checks.check_model("tiny", tiny, checks.greedy(tiny, prompt, 32), n_gpu_layers, each=each)
     large = str(cached_model(RANDOM_MODEL))
-    yield from checks.check_model(RANDOM_MODEL, large, Text(prompt[:300], prompt[300:332]), n_gpu_layers, each=each)
+    known = [token % n_vocab(large) for token in prompt]
+    yield from checks.check_model(RANDOM_MODEL, large, Text(known[:300], known[300:332]), n_gpu_layers, each=each)
 
 
 def run_features(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[Check]:
@@ -117,19 +120,26 @@ def tokens_of(model: str, n: int) -> list[int]:
         return llm.tokenize(TEXT.encode() * (n // 20 + 1))[:n]
 
 
+def n_vocab(model: str) -> int:
+    from pylongctx import Llama
+
+    with Llama(model, vocab_only=True, verbose=False) as llm:
+        return llm.n_vocab()
+
+
 def run_layers(args: argparse.Namespace, copy: float) -> Iterator[Speed]:
     for phase in (DECODE, PREFILL):
         for kv in args.kv or KV:
             for depth in args.depth or DEPTHS:
                 print(f"layers: {phase} {kv} {depth}", file=sys.stderr)
-                yield from speed.layer_speeds(args.device, kv, depth, phase, copy)
+                yield from speed.layer_speeds(args.device, kv, depth, phase, copy, methods=args.method or METHODS)
 
 
 def run_ends(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[EndToEnd]:
     model = str(cached_model(RANDOM_MODEL))
     for kv in args.kv or KV:
         for depth in args.depth or DEPTHS:
-            for method in (None, *speed.METHODS.values()):
+            for method in (None, *(speed.METHODS[name] for name in args.method or METHODS)):
                 print(f"end-to-end: {method} {kv} {depth}", file=sys.stderr)
                 yield speed.end_to_end(model, method, kv, depth, n_gpu_layers)
 
@@ -138,7 +148,7 @@ def run_ends(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Itera
 
 CHECKS = ("check", "n", "refused", "largest error, of what is allowed", "")
 SPEEDS = ("", "method", "KV", "tokens", "attend us", "layer us", "stock us", "ratio", "GB/s", "of copy", "GFLOP/s",
-          "scratch MiB", "stock's")  # fmt: skip
+          "scratch MiB", "stock's", "other ops us")  # fmt: skip
 ENDS = ("method", "KV", "tokens", "prompt t/s", "decode t/s", "KV MiB", "GPU MiB")
 
 
@@ -150,7 +160,8 @@ def speed_cells(s: Speed) -> list[str]:
     times = [f"{us:.1f}" for us in (s.attend, s.step, s.stock)]
     of_machine = [f"{s.bandwidth / 1e9:.0f}", f"{100 * s.of_copy:.0f} %", f"{s.rate / 1e9:.0f}"]
     scratch = [f"{n / 2**20:.0f}" for n in (s.scratch, s.stock_scratch)]
-    return [s.phase, s.method, s.kv, str(s.depth), *times, f"{s.stock / s.attend:.2f}", *of_machine, *scratch]
+    return [s.phase, s.method, s.kv, str(s.depth), *times, f"{s.stock / s.attend:.2f}", *of_machine, *scratch,
+            ", ".join(f"{op} {us:.1f}" for op, us in s.others.items() if us > 0)]  # fmt: skip
 
 
 def end_cells(e: EndToEnd) -> list[str]:

@@ -6,7 +6,7 @@ time that a launch takes. Stock is ggml_flash_attn_ext on llama.cpp's own layout
 
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -46,6 +46,8 @@ class Speed:
         Operations per second of attend.
     scratch, stock_scratch : int
         Bytes of the device beside tensors.
+    others : dict of str to float
+        Microseconds of the sub-ops beside attend.
     """
 
     phase: str
@@ -60,6 +62,7 @@ class Speed:
     rate: float
     scratch: int
     stock_scratch: int
+    others: dict[str, float]
 
 
 def with_layers(run: Callable[[int], Step | Flash], most: int) -> Step | Flash:
@@ -81,7 +84,7 @@ def with_layers(run: Callable[[int], Step | Flash], most: int) -> Step | Flash:
 
 def layer_speeds(
     device: str, kv: str, depth: int, phase: str, copy: float, repeats: int = 10, n_layer: int = N_LAYER,
-    shape: Shape = SHAPE,
+    shape: Shape = SHAPE, methods: Iterable[str] = tuple(METHODS),
 ) -> Iterator[Speed]:  # fmt: skip
     """Yield every method at one depth, decoding one token or prefilling ``PERIOD``; ``copy``: bytes per second."""
     n_tokens = 1 if phase == "decode" else min(PERIOD, depth)
@@ -93,14 +96,16 @@ def layer_speeds(
         return Run(kv, n_rows, n_tokens, 1, repeats, device, layers)
 
     stock = with_layers(lambda n: flash(rows, run(n)), n_layer)
-    for name, method in METHODS.items():
+    for name in methods:
+        method = METHODS[name]
         ours = with_layers(lambda n, method=method: step(rows, run(n), method, N_CTX_TRAIN, HELD, OPEN), n_layer)
         times = {op: median(us) for op, us in ours.times.items()}
         attend, rate = times["attend"], ours.bytes["attend"] / times["attend"] * 1e6
         flops = ours.flops["attend"] / attend * 1e6
         total = sum(times.values())
+        others = {op: us for op, us in times.items() if op != "attend"}
         yield Speed(phase, name, kv, depth, attend, total, median(stock.times), rate, rate / copy, flops, ours.scratch,
-                    stock.scratch)  # fmt: skip
+                    stock.scratch, others)  # fmt: skip
 
 
 @dataclass(frozen=True)
