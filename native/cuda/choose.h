@@ -19,7 +19,18 @@ template <int WARPS> struct lctx_chooser {
     lctx_chunk_range all;
 
     static constexpr int STEP = WARPS * LCTX_WARP;
-    static constexpr uint32_t EMPTY = 1;  // key of a chunk that has no rows any more, or is in no range
+    static constexpr uint32_t EMPTY = 1;                 // key of a chunk that has no rows any more, or is in no range
+    static constexpr int DIGIT = 8, N_BIN = 1 << DIGIT;  // bits of a key that a pass sorts by
+
+    // What is chosen: keys above `least`, and the first `rest` of those that are `least`.
+    struct cut {
+        uint32_t least;
+        int rest;
+    };
+    // Of chunks [first, end), how many are above the cut and how many at it.
+    struct part {
+        int first, end, n_above, n_at;
+    };
 
     __device__ lctx_chooser(const lctx_select_args & a, int32_t token, float * scores, int choice)
         : a(a),
@@ -29,6 +40,11 @@ template <int WARPS> struct lctx_chooser {
           keys((uint32_t *)scores),
           all(lctx_candidates(a, token)) {}
 
+    // Bytes of shared memory: the bins of a pass, and of a block what its warps count.
+    static constexpr size_t shared() { return N_BIN * sizeof(int) + (WARPS == 1 ? 0 : WARPS * sizeof(part)); }
+    __device__ static int * bins() { return (int *)(lctx_shared() + (WARPS == 1 ? lctx_warp() * shared() : 0)); }
+    __device__ static part * parts() { return (part *)(bins() + N_BIN); }
+
     __device__ static int thread() { return WARPS == 1 ? lctx_lane() : (int)threadIdx.x; }
     __device__ static void sync() {
         if (WARPS == 1) {
@@ -36,24 +52,6 @@ template <int WARPS> struct lctx_chooser {
         } else {
             __syncthreads();
         }
-    }
-    // The sum over all threads, exact for counts; sums: [WARPS] in shared memory.
-    __device__ int sum(int x) const {
-        const float of_warp = lctx_warp_sum((float)x);
-        if (WARPS == 1) {
-            return (int)of_warp;
-        }
-        float * sums = (float *)lctx_shared();
-        if (lctx_lane() == 0) {
-            sums[lctx_warp()] = of_warp;
-        }
-        __syncthreads();
-        float total = 0.0f;
-        for (int w = 0; w < WARPS; w++) {
-            total += sums[w];
-        }
-        __syncthreads();
-        return (int)total;
     }
     __device__ void make_keys() const {
         for (int c = all.first + thread(); c < all.end; c += STEP) {
@@ -63,30 +61,52 @@ template <int WARPS> struct lctx_chooser {
         }
         sync();
     }
-    // How many candidates have this key or a larger one.
-    __device__ int count(uint32_t least) const {
-        int n = 0;
+    // How many keys have each value of the digit at `shift`, of those that begin with `prefix`.
+    __device__ void fill_bins(uint32_t prefix, int shift) const {
+        for (int bin = thread(); bin < N_BIN; bin += STEP) {
+            bins()[bin] = 0;
+        }
+        sync();
         for (int c = all.first + thread(); c < all.end; c += STEP) {
-            n += keys[c] >= least;
+            const uint32_t digit = (keys[c] ^ prefix) >> shift;
+            if (digit < N_BIN) {
+                atomicAdd(bins() + digit, 1);
+            }
         }
-        return sum(n);
+        sync();
     }
-    // The largest key that at least n candidates reach.
-    __device__ uint32_t threshold(int n) const {
-        uint32_t low = EMPTY, high = 0xffffffffu;
-        while (low < high) {
-            const uint32_t middle = high - (high - low) / 2;
-            const int reached = count(middle);
-            if (reached == n) {
-                return middle;
-            }
-            if (reached > n) {
-                low = middle;
-            } else {
-                high = middle - 1;
+    // The bin with the n-th best key; n becomes its place in that bin. Every warp by itself.
+    __device__ int find_bin(int & n) const {
+        constexpr int MINE = N_BIN / LCTX_WARP;
+        int mine = 0;
+        lctx_unrolled<MINE>([&](int i) { mine += bins()[lctx_lane() * MINE + i]; });
+        int reached = mine;  // in this lane's bins and better ones
+        for (int step = 1; step < LCTX_WARP; step *= 2) {
+            const int better = lctx_shuffle(reached, (lctx_lane() + step) % LCTX_WARP);
+            reached += lctx_lane() + step < LCTX_WARP ? better : 0;
+        }
+        const int lane = __popc(lctx_ballot(reached >= n)) - 1;
+        int bin = lane * MINE + MINE - 1;
+        n -= lctx_shuffle(reached - mine, lane);
+        for (; bins()[bin] < n; bin--) {
+            n -= bins()[bin];
+        }
+        return bin;
+    }
+    // The cut that leaves the n best candidates: digit by digit, from the highest.
+    __device__ cut find_cut(int n) const {
+        uint32_t prefix = 0;
+        for (int shift = 32 - DIGIT; shift >= 0; shift -= DIGIT) {
+            fill_bins(prefix, shift);
+            const int bin = find_bin(n);
+            const bool is_whole = bins()[bin] == n;
+            prefix |= (uint32_t)bin << shift;
+            sync();  // nobody reads the bins any more
+            if (is_whole) {
+                return {prefix == 0 ? 0 : prefix - 1, 0};
             }
         }
-        return low;
+        return {prefix, n};
     }
 
     __device__ static void put(lctx_segment * to, int32_t row0, int32_t row1, int32_t angle, int32_t seq) {
@@ -98,26 +118,52 @@ template <int WARPS> struct lctx_chooser {
         const lctx_segment & r = lctx_range_of(a, token, slot);
         put(dst + a.chunks.n_run + i, chunk * size, (chunk + 1) * size, r.angle, r.seq);
     }
-    // Those above `least`, and the first `rest` of those that reach it; returns how many segments were written. One warp.
-    __device__ int put_chunks(uint32_t least, int rest) const {
-        int n = 0;
-        for (int first = all.first; first < all.end; first += LCTX_WARP) {
-            const int c = first + lctx_lane();
-            const uint32_t key = c < all.end ? keys[c] : 0;
-            const uint32_t at = lctx_ballot(key == least), above = lctx_ballot(key > least);
+    // What the cut leaves of chunks [first, end) as segments from n on; returns the segment behind the last. One warp.
+    __device__ int put_chunks(cut c, int first, int end, int n) const {
+        for (; first < end; first += LCTX_WARP) {
+            const int chunk = first + lctx_lane();
+            const uint32_t key = chunk < end ? keys[chunk] : 0;
+            const bool is_at = chunk < end && key == c.least, is_above = key > c.least;
+            const uint32_t at = lctx_ballot(is_at), above = lctx_ballot(is_above);
             if ((at | above) == 0) {
                 continue;  // as nearly everywhere
             }
-            const bool is_taken = key > least || (key == least && __popc(at & lctx_lanes_below()) < rest);
-            const int slot = is_taken ? lctx_slot_of(a, token, c) : -1;
+            const bool is_taken = is_above || (is_at && __popc(at & lctx_lanes_below()) < c.rest);
+            const int slot = is_taken ? lctx_slot_of(a, token, chunk) : -1;
             const uint32_t written = lctx_ballot(slot >= 0);
             if (slot >= 0) {
-                put_chunk(c, slot, n + __popc(written & lctx_lanes_below()));
+                put_chunk(chunk, slot, n + __popc(written & lctx_lanes_below()));
             }
             n += __popc(written);
-            rest -= __popc(at);
+            c.rest -= __popc(at);
         }
         return n;
+    }
+    // The part of chunks that is this warp's, of as many parts as warps.
+    __device__ part count_part(cut c) const {
+        const int size = (int)lctx_div_up(all.end - all.first, STEP) * LCTX_WARP;
+        const int first = lctx_min(all.first + lctx_warp() * size, all.end), end = lctx_min(first + size, all.end);
+        int n_above = 0, n_at = 0;
+        for (int chunk = first + lctx_lane(); chunk < end; chunk += LCTX_WARP) {
+            n_above += keys[chunk] > c.least;
+            n_at += keys[chunk] == c.least;
+        }
+        return {first, end, (int)lctx_warp_sum((float)n_above), (int)lctx_warp_sum((float)n_at)};  // exact
+    }
+    // What the cut leaves of n chunks, by all warps of a block.
+    __device__ void put_parts(cut c) const {
+        const part mine = count_part(c);
+        if (lctx_lane() == 0) {
+            parts()[lctx_warp()] = mine;
+        }
+        __syncthreads();
+        int n = 0;
+        for (int warp = 0; warp < lctx_warp(); warp++) {
+            const int n_at = lctx_min(parts()[warp].n_at, c.rest);
+            n += parts()[warp].n_above + n_at;
+            c.rest -= n_at;
+        }
+        put_chunks(c, mine.first, mine.end, n);
     }
     // The runs, and behind n chunks what is not used; one warp.
     __device__ void put_rest(int n) const {
@@ -130,16 +176,18 @@ template <int WARPS> struct lctx_chooser {
         }
     }
     __device__ void run() const {
-        const int n = all.empty() ? 0 : lctx_min(a.chunks.n_free, all.end - all.first);
-        uint32_t least = 0xffffffffu;
-        int rest = 0;
+        int n = all.empty() ? 0 : lctx_min(a.chunks.n_free, all.end - all.first);
         if (n > 0) {
             make_keys();
-            least = threshold(n);
-            rest = n - (least == 0xffffffffu ? 0 : count(least + 1));
+            const cut c = find_cut(n);
+            if (WARPS > 1 && c.least > EMPTY) {  // each of the n is in a range
+                put_parts(c);
+            } else if (thread() < LCTX_WARP) {
+                n = put_chunks(c, all.first, all.end, 0);
+            }
         }
         if (thread() < LCTX_WARP) {
-            put_rest(n > 0 ? put_chunks(least, rest) : 0);
+            put_rest(n);
         }
     }
 };

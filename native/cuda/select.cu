@@ -275,9 +275,10 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
 void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
     const int64_t n_job = (int64_t)p.n_slab * a.n_choice;
     if (a.n_tokens <= FEW) {
-        lctx_launch(choose<WARPS>, dim3((unsigned)n_job), WARPS * LCTX_WARP, WARPS * sizeof(float), queue.stream, a, p);
+        lctx_launch(choose<WARPS>, dim3((unsigned)n_job), WARPS * LCTX_WARP, lctx_chooser<WARPS>::shared(), queue.stream, a, p);
     } else {
-        lctx_launch(choose<1>, dim3((unsigned)lctx_div_up(n_job, CHOOSE_WARPS)), CHOOSE_WARPS * LCTX_WARP, 0, queue.stream, a, p);
+        const dim3 grid((unsigned)lctx_div_up(n_job, CHOOSE_WARPS));
+        lctx_launch(choose<1>, grid, CHOOSE_WARPS * LCTX_WARP, CHOOSE_WARPS * lctx_chooser<1>::shared(), queue.stream, a, p);
     }
 }
 
