@@ -14,8 +14,8 @@ template <int WARPS> struct lctx_chooser {
     const lctx_select_args & a;
     int32_t token;
     lctx_segment * dst;  // [n_segment]
-    float * scores;      // [n_chunk_max]
-    uint32_t * keys;     // what takes their place: larger for a better candidate
+    float * scores;      // [n_head / n_choice][n_chunk_max]
+    uint32_t * keys;     // what takes the place of the first of them: larger for a better candidate
     lctx_chunk_range all;
 
     static constexpr int STEP = WARPS * LCTX_WARP;
@@ -53,9 +53,17 @@ template <int WARPS> struct lctx_chooser {
             __syncthreads();
         }
     }
+    // The sum over the heads that choose together.
+    __device__ float score(int chunk) const {
+        float sum = 0.0f;
+        for (int h = 0; h < a.n_head / a.n_choice; h++) {
+            sum += scores[(size_t)h * a.n_chunk_max + chunk];
+        }
+        return sum;
+    }
     __device__ void make_keys() const {
         for (int c = all.first + thread(); c < all.end; c += STEP) {
-            const float s = lctx_slot_of(a, token, c) < 0 ? NAN : scores[c];
+            const float s = lctx_slot_of(a, token, c) < 0 ? NAN : score(c);
             const uint32_t bits = s == 0.0f ? 0 : lctx_as_uint(fmaxf(s, -FLT_MAX));  // one zero
             keys[c] = s != s ? EMPTY : bits >> 31 ? ~bits : bits | 1u << 31;
         }

@@ -216,14 +216,6 @@ inline unsigned atomicAnd(unsigned * at, unsigned x) {
     return old;
 }
 
-// sum + products of four bytes with four others, all signed.
-inline int32_t lctx_dot_4(uint32_t x, uint32_t y, int32_t sum) {
-    for (int shift = 0; shift < 32; shift += 8) {
-        sum += (int8_t)(x >> shift) * (int8_t)(y >> shift);
-    }
-    return sum;
-}
-
 // The lowest bit that is set.
 inline int lctx_first_bit(uint32_t x) {
     return __builtin_ctz(x);

@@ -111,11 +111,6 @@ static __device__ __forceinline__ float lctx_exp2(float x) {
     return y;
 }
 
-// sum + products of four bytes with four others, all signed.
-static __device__ __forceinline__ int32_t lctx_dot_4(uint32_t x, uint32_t y, int32_t sum) {
-    return __dp4a((int)x, (int)y, sum);
-}
-
 // The lowest bit that is set.
 static __device__ __forceinline__ int lctx_first_bit(uint32_t x) {
     return __ffs((int)x) - 1;

@@ -9,7 +9,30 @@ static __device__ __forceinline__ char * lctx_index_group(const lctx_cache_args 
     return lctx_pool_at(cache.index, lctx_pool_row(cache.table, index * lctx_index_shape::GROUP, head, seq));
 }
 
-// level + most() of four codes.
-template <int BITS> static __device__ __forceinline__ uint32_t lctx_index_levels_of(uint32_t codes) {
-    return BITS == 1 ? codes + codes : codes * 7 - (codes >> 1 & 0x01010101);  // no byte carries: 0, 7, 13, 20
+// Two levels of a word of codes as f16 numbers: those at bits i BITS of bytes 2 j and 2 j + 1, pair = j * (8 / BITS) + i. The low byte of
+// such a number is 0; the high byte is looked up.
+template <int BITS> static __device__ __forceinline__ uint32_t lctx_index_pair(uint32_t codes, int pair) {
+    constexpr uint32_t HIGH = BITS == 1 ? 0x3cbc : 0x4942c2c9, MASK = BITS == 1 ? 0x1010 : 0x3030;
+    const int shift = pair / (8 / BITS) * 16 + pair % (8 / BITS) * BITS - 4;
+    const uint32_t choice = shift < 0 ? codes << -shift : codes >> shift;
+    return lctx_permute(HIGH, 0, (choice & MASK) | 0x0404);
 }
+
+// The order in which channels are multiplied, 16 at a time: that in which these pairs are the right factor of lctx_mma, whose lane t of
+// four has numbers 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. It takes word t of every four.
+struct lctx_key_order {
+    int bits, n_code;
+
+    LCTX_HD explicit lctx_key_order(const lctx_index_shape & shape) : bits(shape.bits), n_code(shape.n_code()) {}
+    // Of four words.
+    LCTX_HD static constexpr int steps(int bits) { return 8 / bits; }
+    LCTX_HD int n_quad() const { return (int)lctx_div_up(n_code, 4 * lctx_index_shape::WORD); }
+    LCTX_HD int size() const { return n_quad() * steps(bits) * 16; }
+    // The channel at place i; -1: none.
+    LCTX_HD int channel(int i) const {
+        const int step = i / 16, t = i % 8 / 2, per_byte = 8 / bits;
+        const int pair = step % steps(bits) * 2 + i % 16 / 8;
+        const int byte = (step / steps(bits) * 4 + t) * lctx_index_shape::WORD + pair / per_byte * 2 + i % 2;
+        return byte < n_code ? pair % per_byte * n_code + byte : -1;
+    }
+};

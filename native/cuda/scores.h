@@ -3,6 +3,7 @@
 
 #include "../ops/args.h"
 #include "hadamard.h"
+#include "index.h"
 #include "kernels.h"
 
 #include <cfloat>
@@ -54,19 +55,19 @@ static __device__ inline int lctx_slot_of(const lctx_select_args & a, int32_t to
 
 // ---- the work buffer ----
 
-// A query by keys: what its product is multiplied by, what is added before that, and n_channel bytes.
+// A query by keys: its levels in the order of lctx_key_order, and what its products are multiplied by. 16 bytes more than a multiple of
+// 128: the same levels of eight queries are in different banks of shared memory.
 struct lctx_key_query {
     float scale;
-    int32_t start;
-    int32_t unused[2];
+    int32_t unused[3];
 
-    __device__ int8_t * bytes() { return (int8_t *)(this + 1); }
-    __device__ const uint32_t * words() const { return (const uint32_t *)(this + 1); }
+    static size_t size(const lctx_index_shape & shape) { return sizeof(lctx_key_query) + lctx_key_order(shape).size() * sizeof(uint16_t); }
+    __device__ uint16_t * levels() { return (uint16_t *)(this + 1); }
 };
 
 // How the work is cut and where it lies.
 struct lctx_select_plan {
-    float * scores;     // [n_slab][n_choice][n_chunk_max] of the tokens from `first` on
+    float * scores;     // [n_slab][n_head][n_chunk_max] of the tokens from `first` on
     char * queries;     // [n_slab][n_head][n_range] of query_size bytes
     size_t query_size;  // lctx_key_query, or by summaries a rotated query
     int32_t first = 0;
@@ -74,7 +75,7 @@ struct lctx_select_plan {
 
     lctx_select_plan(const lctx_cuda_device & device, const lctx_select_args & a, char * work) {
         constexpr size_t BYTES = 256 * 1024;  // per multiprocessor: enough to keep all of them busy
-        query_size = a.chunks.by_keys() ? sizeof(lctx_key_query) + a.index.n_channel() : a.head_dim * sizeof(float);
+        query_size = a.chunks.by_keys() ? lctx_key_query::size(a.index) : a.head_dim * sizeof(float);
         const int64_t most = (int64_t)(BYTES * device.n_multiprocessor / (of_scores(a) + of_queries(a)));
         n_slab = (int32_t)lctx_min(lctx_max(most, (int64_t)1), (int64_t)a.n_tokens);
         queries = work;
@@ -82,11 +83,11 @@ struct lctx_select_plan {
     }
     size_t size(const lctx_select_args & a) const { return n_slab * (of_queries(a) + of_scores(a)); }
     // Bytes for a token.
-    static size_t of_scores(const lctx_select_args & a) { return (size_t)a.n_choice * a.n_chunk_max * sizeof(float); }
+    static size_t of_scores(const lctx_select_args & a) { return (size_t)a.n_head * a.n_chunk_max * sizeof(float); }
     size_t of_queries(const lctx_select_args & a) const { return (size_t)a.n_head * a.chunks.n_range * query_size; }
 
-    __device__ float * scores_of(const lctx_select_args & a, int i, int choice) const {
-        return scores + ((size_t)i * a.n_choice + choice) * a.n_chunk_max;
+    __device__ float * scores_of(const lctx_select_args & a, int i, int head) const {
+        return scores + ((size_t)i * a.n_head + head) * a.n_chunk_max;
     }
     __device__ char * query(const lctx_select_args & a, int i, int head, int slot) const {
         return queries + (((size_t)i * a.n_head + head) * a.chunks.n_range + slot) * query_size;

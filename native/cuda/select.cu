@@ -4,7 +4,7 @@
 // what the farthest key attracts and, were they normally distributed, the others of the chunk do. keys1, keys2: the log of the sum over the
 // rows of a chunk of exp(scale * q . key), of keys in one or two bits (../ops/index.h).
 #include "choose.h"
-#include "index.h"
+#include "key-scores.h"
 
 namespace {
 
@@ -13,7 +13,6 @@ constexpr int WARPS = 8;          // of a block, each with chunks of its own
 constexpr int CHUNKS = 4;         // of a warp
 constexpr int PREPARE_WARPS = 4;  // of a block, each with a query of its own
 constexpr int CHOOSE_WARPS = 4;   // of a block, each with a choice of its own
-constexpr int GROUP = lctx_index_shape::GROUP;
 
 // ---- queries ----
 
@@ -23,30 +22,6 @@ __device__ void rotate_query(const lctx_select_args & a, int32_t token, int head
     const float * cs = a.angles + (size_t)lctx_range_of(a, token, slot).angle * a.n_dims;
     for (int d = lctx_lane(); d < a.head_dim; d += LCTX_WARP) {
         to[d] = lctx_rotated(q, d, cs, a.n_dims, a.rope_mode);
-    }
-}
-
-// Round a query to bytes, as the CPU's lctx_index_round; q is in shared memory.
-__device__ void round_query(const lctx_select_args & a, float * q, lctx_key_query * to) {
-    lctx_transform_row(q, a.head_dim, a.index.hadamard());
-    float most = 0.0f, sum = 0.0f;
-    bool is_finite = true;
-    for (int d = lctx_lane(); d < a.head_dim; d += LCTX_WARP) {
-        most = fmaxf(most, fabsf(q[d]));
-        is_finite = is_finite && fabsf(q[d]) <= FLT_MAX;
-    }
-    most = lctx_warp_max(most);
-    is_finite = lctx_ballot(!is_finite) == 0;
-    const float inverse = most > 0.0f ? lctx_div(127.0f, most) : 0.0f;
-    for (int d = lctx_lane(); d < a.index.n_channel(); d += LCTX_WARP) {
-        const float level = d < a.head_dim && is_finite ? rintf(q[d] * inverse) : 0.0f;
-        to->bytes()[d] = (int8_t)level;
-        sum += level;
-    }
-    sum = lctx_warp_sum(sum);  // exact
-    if (lctx_lane() == 0) {
-        to->scale = is_finite ? a.scale * most / 127.0f : NAN;
-        to->start = -a.index.most() * (int32_t)sum;
     }
 }
 
@@ -83,9 +58,9 @@ struct warp_job {
             }
         }
     }
-    __device__ void put(const lctx_select_args & a, const lctx_select_plan & p, int choice, int chunk, float score) const {
+    __device__ void put(const lctx_select_args & a, const lctx_select_plan & p, int head, int chunk, float score) const {
         if (lctx_lane() == 0) {
-            p.scores_of(a, i, choice)[chunk] = score;
+            p.scores_of(a, i, head)[chunk] = score;
         }
     }
 };
@@ -145,107 +120,12 @@ __global__ void score_summaries(lctx_select_args a, lctx_select_plan p) {
     job.each_slot(a, p, [&](int slot, const lctx_chunk_range & r) {
         const int32_t seq = a.rows[p.first + job.i].seq;
         const char * summaries = a.summaries + job.list * a.summary_head_stride + seq * a.summary_seq_stride;
-        float sum[CHUNKS] = {};
         for (int h = 0; h < n_head; h++) {
             const int head = job.list * n_head + h;
             float score[CHUNKS];
             score_summaries_of(a, (const float *)p.query(a, job.i, head, slot), summaries, r, score);
-            for (int c = 0; c < CHUNKS; c++) {
-                sum[c] += score[c];
-                if (!a.chunks.by_group && r.first + c < r.end) {
-                    job.put(a, p, head, r.first + c, score[c]);
-                }
-            }
-        }
-        for (int c = 0; a.chunks.by_group && c < CHUNKS && r.first + c < r.end; c++) {
-            job.put(a, p, job.list, r.first + c, sum[c]);
-        }
-    });
-}
-
-// ---- scores by keys ----
-
-constexpr int HEADS = 4;  // that meet a row at once
-
-// log(sum of exp) in parts: the largest, and the sum of what all are beside it.
-struct log_parts {
-    float most = -INFINITY, sum = 1.0f;
-
-    // Add 16 values, of the lanes of a half of the warp.
-    __device__ void add(float score) {
-        const float top = lctx_warp_max(score, GROUP), base = top == -INFINITY ? 0.0f : top;
-        const float more = lctx_warp_sum(expf(score - base), GROUP);
-        if (most == -INFINITY) {
-            most = top, sum = more;
-        } else if (top != -INFINITY) {
-            const float both = fmaxf(most, top);
-            sum = sum * expf(most - both) + more * expf(top - both);
-            most = both;
-        }
-    }
-    __device__ float value() const { return most + logf(sum); }
-};
-
-// Products of the rows of a group with the queries of some heads: row lane % 16; each half of the warp takes every second word.
-template <int BITS> __device__ void multiply(const lctx_index_shape & shape, const char * group,
-                                             const lctx_key_query * const (&query)[HEADS], float (&score)[HEADS]) {
-    constexpr uint32_t MASK = BITS == 1 ? 0x01010101 : 0x03030303;
-    const int n_word = shape.n_code() / shape.WORD, row = lctx_lane() % GROUP;
-    int32_t sum[HEADS] = {};
-    for (int word = lctx_lane() / GROUP; word < n_word; word += LCTX_WARP / GROUP) {
-        uint32_t codes = *(const uint32_t *)(group + shape.word_at(word, row));
-        lctx_unrolled<8 / BITS>([&](int part) {
-            const uint32_t levels = lctx_index_levels_of<BITS>(codes & MASK);
-            lctx_unrolled<HEADS>([&](int h) { sum[h] = lctx_dot_4(levels, query[h]->words()[part * n_word + word], sum[h]); });
-            codes >>= BITS;
-        });
-    }
-    const float scale = lctx_from_half(*(const uint16_t *)(group + shape.scale_at(row)));
-    lctx_unrolled<HEADS>([&](int h) {
-        sum[h] += lctx_shuffle_xor(sum[h], GROUP) + query[h]->start;
-        score[h] = (float)sum[h] * scale * query[h]->scale;
-    });
-}
-
-// Scores of cells [lo, hi), which are a chunk, for the queries of some heads.
-template <int BITS> __device__ void score_chunk(const lctx_select_args & a, int list, int32_t seq, int32_t lo, int32_t hi,
-                                                const lctx_key_query * const (&query)[HEADS], float (&score)[HEADS]) {
-    log_parts parts[HEADS];
-    for (int32_t group = lo / GROUP; group * GROUP < hi; group++) {
-        const int32_t cell = group * GROUP + lctx_lane() % GROUP;
-        multiply<BITS>(a.index, lctx_index_group(a.cache, group, list, seq), query, score);
-        lctx_unrolled<HEADS>([&](int h) { parts[h].add(cell >= lo && cell < hi ? score[h] : -INFINITY); });
-    }
-    lctx_unrolled<HEADS>([&](int h) { score[h] = parts[h].value(); });
-}
-
-template <int BITS> __global__ void score_keys(lctx_select_args a, lctx_select_plan p) {
-    const warp_job job;
-    const int n_head = a.n_head / a.n_list, size = a.chunks.chunk_size;
-    job.each_slot(a, p, [&](int slot, const lctx_chunk_range & r) {
-        const int32_t seq = a.rows[p.first + job.i].seq;
-        const lctx_cells cells(a.cache, job.list, seq);
-        for (int chunk = r.first; chunk < r.end; chunk++) {
-            const int32_t lo = cells.cell(chunk * size), hi = cells.cell((chunk + 1) * size);
-            float all = 0.0f;
-            for (int first = 0; first < n_head; first += HEADS) {
-                const lctx_key_query * query[HEADS];
-                float score[HEADS];
-                lctx_unrolled<HEADS>([&](int h) {
-                    const int head = job.list * n_head + lctx_min(first + h, n_head - 1);
-                    query[h] = (const lctx_key_query *)p.query(a, job.i, head, slot);
-                });
-                score_chunk<BITS>(a, job.list, seq, lo, hi, query, score);
-                lctx_unrolled<HEADS>([&](int h) {
-                    if (first + h < n_head && a.chunks.by_group) {
-                        all += score[h];
-                    } else if (first + h < n_head) {
-                        job.put(a, p, job.list * n_head + first + h, chunk, score[h]);
-                    }
-                });
-            }
-            if (a.chunks.by_group) {
-                job.put(a, p, job.list, chunk, all);
+            for (int c = 0; c < CHUNKS && r.first + c < r.end; c++) {
+                job.put(a, p, head, r.first + c, score[c]);
             }
         }
     });
@@ -259,7 +139,8 @@ template <int N_WARP> __global__ void choose(lctx_select_args a, lctx_select_pla
     const int choice = (int)(job % a.n_choice);
     const int64_t i = job / a.n_choice;
     if (i < p.n_slab) {
-        lctx_chooser<N_WARP>(a, p.first + (int32_t)i, p.scores_of(a, (int)i, choice), choice).run();
+        float * scores = p.scores_of(a, (int)i, choice * (a.n_head / a.n_choice));
+        lctx_chooser<N_WARP>(a, p.first + (int32_t)i, scores, choice).run();
     }
 }
 
@@ -267,9 +148,11 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
     const unsigned n_query = (unsigned)lctx_div_up(a.n_head * a.chunks.n_range, PREPARE_WARPS);
     const size_t shared = PREPARE_WARPS * a.head_dim * sizeof(float);
     lctx_launch(prepare_queries, dim3(p.n_slab, n_query), PREPARE_WARPS * LCTX_WARP, shared, queue.stream, a, p);
+    if (a.chunks.by_keys()) {
+        return a.index.bits == 1 ? launch_key_scores<1>(queue, a, p) : launch_key_scores<2>(queue, a, p);
+    }
     const dim3 grid(p.n_slab, a.n_list, (unsigned)lctx_div_up(lctx_max(a.n_chunk_max, 1), WARPS * CHUNKS));
-    const auto kernel = !a.chunks.by_keys() ? score_summaries : a.index.bits == 1 ? score_keys<1> : score_keys<2>;
-    lctx_launch(kernel, grid, WARPS * LCTX_WARP, 0, queue.stream, a, p);
+    lctx_launch(score_summaries, grid, WARPS * LCTX_WARP, 0, queue.stream, a, p);
 }
 
 void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {

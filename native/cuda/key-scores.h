@@ -1,0 +1,309 @@
+// How *select* scores chunks by keys: levels and the bytes of queries are small integers, which f16 numbers are exactly, and so are their
+// sums as floats. Tensor cores multiply 16 columns, each the query of a token and head, with the rows of a group (flash.h on their layout).
+#pragma once
+
+#include "index.h"
+#include "scores.h"
+
+#include <climits>
+
+namespace {
+
+// ---- queries ----
+
+// Round a query to bytes, as the CPU's lctx_index_round; q is in shared memory. A warp.
+__device__ void round_query(const lctx_select_args & a, float * q, lctx_key_query * to) {
+    lctx_transform_row(q, a.head_dim, a.index.hadamard());
+    lctx_sync_warp();
+    float most = 0.0f;
+    bool is_finite = true;
+    for (int d = lctx_lane(); d < a.head_dim; d += LCTX_WARP) {
+        most = fmaxf(most, fabsf(q[d]));
+        is_finite = is_finite && fabsf(q[d]) <= FLT_MAX;
+    }
+    most = lctx_warp_max(most);
+    is_finite = lctx_ballot(!is_finite) == 0;
+    const float inverse = most > 0.0f ? lctx_div(127.0f, most) : 0.0f;
+    const lctx_key_order order(a.index);
+    for (int i = lctx_lane(); i < order.size(); i += LCTX_WARP) {
+        const int d = order.channel(i);
+        to->levels()[i] = lctx_to_half(d >= 0 && d < a.head_dim && is_finite ? rintf(q[d] * inverse) : 0.0f);
+    }
+    if (lctx_lane() == 0) {
+        to->scale = is_finite ? a.scale * most / 127.0f : NAN;
+    }
+}
+
+// ---- products ----
+
+// What a block knows of a column: it scores chunks [first, end), and where.
+struct key_column {
+    int first, end;
+    float * scores;  // [n_chunk_max]
+};
+
+// log(sum of exp) in parts: the largest, and the sum of what all are beside it.
+struct log_parts {
+    float most, sum;
+
+    // Add values of which `top` is the largest and `more` the sum of what they are beside it.
+    __device__ __forceinline__ log_parts with(float top, float more) const {
+        const float both = fmaxf(most, top), base = both == -INFINITY ? 0.0f : both;
+        return {both, sum * expf(most - base) + more * expf(top - base)};
+    }
+    __device__ float value() const { return most + logf(sum); }
+};
+
+// A block: 16 TILES columns of a list, and every so many chunks. A warp takes four chunks, one for each lane of a quad to end up with, and
+// of their rows GROUPS groups at a time. lane = 4 g + t.
+template <int BITS, int TILES, int GROUPS> struct key_scorer {
+    static constexpr int WARPS = 8, CHUNKS = 4, COLUMNS = 16 * TILES, GROUP = lctx_index_shape::GROUP;
+    using order = lctx_key_order;
+    using sums = float[GROUPS][TILES][2][4];  // of two times 8 rows
+
+    const lctx_select_args & a;
+    const lctx_select_plan & p;
+    const int n_word, n_quad;              // of the codes of a row; of four words
+    const int list, n_head, first, n_all;  // heads of the list; the first of the columns of the slab that are this block's
+    char * queries;                        // [COLUMNS] of p.query_size bytes, in shared memory
+    key_column * columns;                  // [COLUMNS]
+
+    static size_t shared(const lctx_select_plan & p) { return COLUMNS * (p.query_size + sizeof(key_column)); }
+
+    __device__ key_scorer(const lctx_select_args & a, const lctx_select_plan & p)
+        : a(a),
+          p(p),
+          n_word(a.index.n_code() / a.index.WORD),
+          n_quad(order(a.index).n_quad()),
+          list((int)blockIdx.y),
+          n_head(a.n_head / a.n_list),
+          first((int)blockIdx.x * COLUMNS),
+          n_all(p.n_slab * n_head),
+          queries(lctx_shared()),
+          columns((key_column *)(queries + COLUMNS * p.query_size)) {}
+
+    // Columns behind the last are it once more, and score nothing.
+    __device__ int token(int column) const { return lctx_min(first + column, n_all - 1) / n_head; }
+    __device__ int head(int column) const { return list * n_head + lctx_min(first + column, n_all - 1) % n_head; }
+    __device__ lctx_key_query * query(int column) const { return (lctx_key_query *)(queries + column * p.query_size); }
+
+    // The next of the sequences that the columns are of.
+    __device__ int32_t next_seq(int32_t last) const {
+        int32_t next = INT_MAX;
+        for (int column = lctx_lane(); column < COLUMNS; column += LCTX_WARP) {
+            const int32_t seq = a.rows[p.first + token(column)].seq;
+            next = seq > last ? lctx_min(next, seq) : next;
+        }
+        return lctx_warp_min(next);
+    }
+
+    // Columns of a sequence with their queries at the angle of a slot. All threads.
+    __device__ void take_columns(int32_t seq, int slot) const {
+        __syncthreads();  // nobody reads those before them
+        for (int column = lctx_warp(); column < COLUMNS; column += WARPS) {
+            const char * from = p.query(a, token(column), head(column), slot);
+            for (int at = 16 * lctx_lane(); at < (int)p.query_size; at += 16 * LCTX_WARP) {
+                lctx_copy_16((char *)query(column) + at, from + at);
+            }
+        }
+        lctx_copy_end_group();
+        for (int column = (int)threadIdx.x; column < COLUMNS; column += (int)blockDim.x) {
+            const int i = token(column);
+            const bool is_of_seq = first + column < n_all && a.rows[p.first + i].seq == seq;
+            const lctx_chunk_range r = is_of_seq ? lctx_chunk_range(a, p.first + i, slot) : lctx_chunk_range(0, 0);
+            columns[column] = {r.first, r.end, p.scores_of(a, i, head(column))};
+        }
+        lctx_copy_wait<0>();
+        __syncthreads();
+    }
+
+    // Chunks that any column scores.
+    __device__ lctx_chunk_range candidates() const {
+        int lo = INT_MAX, hi = 0;
+        for (int column = lctx_lane(); column < COLUMNS; column += LCTX_WARP) {
+            const key_column & c = columns[column];
+            lo = c.first < c.end ? lctx_min(lo, c.first) : lo;
+            hi = lctx_max(hi, c.end);
+        }
+        hi = -lctx_warp_min(-hi);
+        return {lctx_min(lctx_warp_min(lo), hi), hi};
+    }
+
+    // Codes of rows g and g + 8: word t of every four. There is no word behind the last, but its queries are 0.
+    __device__ __forceinline__ void load_codes(const char * const (&group)[GROUPS], int quad, uint32_t (&codes)[GROUPS][2]) const {
+        const int word = lctx_min(4 * quad + lctx_lane() % 4, n_word - 1);
+        lctx_unrolled<GROUPS>([&](int n) {
+            lctx_unrolled<2>([&](int i) { codes[n][i] = *(const uint32_t *)(group[n] + a.index.word_at(word, lctx_lane() / 4 + 8 * i)); });
+        });
+    }
+
+    // Products of the columns with four words of each row.
+    __device__ __forceinline__ void add_products(const uint32_t (&codes)[GROUPS][2], const char * levels, sums & sum) const {
+        lctx_unrolled<order::steps(BITS)>([&](int step) {
+            uint32_t key[GROUPS][2][2];
+            lctx_unrolled<GROUPS>([&](int n) {
+                lctx_unrolled<2>([&](int i) {
+                    key[n][i][0] = lctx_index_pair<BITS>(codes[n][i], 2 * step);
+                    key[n][i][1] = lctx_index_pair<BITS>(codes[n][i], 2 * step + 1);
+                });
+            });
+            lctx_unrolled<TILES>([&](int tile) {
+                uint32_t q[4];
+                lctx_load_matrices(q, levels + 16 * tile * p.query_size + step * 16 * sizeof(uint16_t));
+                lctx_unrolled<GROUPS>(
+                    [&](int n) { lctx_unrolled<2>([&](int i) { lctx_mma(sum[n][tile][i], q, key[n][i][0], key[n][i][1]); }); });
+            });
+        });
+    }
+
+    // Products of the columns with the rows of groups. Codes are loaded one step ahead.
+    __device__ __forceinline__ void multiply(const char * const (&group)[GROUPS], sums & sum) const {
+        lctx_unrolled<GROUPS * TILES * 8>([&](int i) { (&sum[0][0][0][0])[i] = 0.0f; });
+        const char * levels = (const char *)(query(lctx_lane() % 16)->levels() + lctx_lane() / 16 * 8);
+        uint32_t next[GROUPS][2];
+        load_codes(group, 0, next);
+        for (int quad = 0; quad < n_quad; quad++, levels += order::steps(BITS) * 16 * sizeof(uint16_t)) {
+            uint32_t codes[GROUPS][2];
+            lctx_unrolled<GROUPS>([&](int n) { codes[n][0] = next[n][0], codes[n][1] = next[n][1]; });
+            if (quad + 1 < n_quad) {
+                load_codes(group, quad + 1, next);
+            }
+            add_products(codes, levels, sum);
+        }
+    }
+
+    // f(tile, half): 8 columns of which this lane has one. Those of one token may all be in the first half.
+    template <typename F> __device__ __forceinline__ void each_column(F && f) const {
+        lctx_unrolled<TILES>([&](int tile) {
+            lctx_unrolled<2>([&](int h) {
+                if (TILES > 1 || first + 8 * h < n_all) {
+                    f(tile, h);
+                }
+            });
+        });
+    }
+
+    // Products become scores of rows: those of cells [lo, hi), which are in chunk k, are added to parts that lane k of four keeps.
+    // One step for all columns after the other: none waits for another.
+    __device__ __forceinline__ void add_scores(const float (&sum)[TILES][2][4], const uint32_t (&scales)[2], int32_t cell0, int32_t lo,
+                                               int32_t hi, int k, log_parts (&parts)[TILES][2]) const {
+        const int g = lctx_lane() / 4, t = lctx_lane() % 4;
+        float scale[4], bias[4], score[TILES][2][4], top[TILES][2], more[TILES][2];
+        lctx_unrolled<4>([&](int i) {
+            const int32_t cell = cell0 + i / 2 * 8 + 2 * t + i % 2;
+            const bool is_in = cell >= lo && cell < hi;  // what the others hold may be anything
+            scale[i] = is_in ? lctx_from_half((uint16_t)(scales[i / 2] >> i % 2 * 16)) : 0.0f;
+            bias[i] = is_in ? 0.0f : -INFINITY;
+        });
+        each_column([&](int tile, int h) {
+            const float query_scale = query(16 * tile + g + 8 * h)->scale;
+            float(&s)[4] = score[tile][h];
+            lctx_unrolled<4>([&](int i) { s[i] = sum[tile][i / 2][2 * h + i % 2] * scale[i] * query_scale + bias[i]; });
+            top[tile][h] = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
+        });
+        each_column([&](int tile, int h) { top[tile][h] = lctx_warp_max(top[tile][h], 4); });
+        each_column([&](int tile, int h) {
+            const float base = top[tile][h] == -INFINITY ? 0.0f : top[tile][h];
+            const float(&s)[4] = score[tile][h];
+            more[tile][h] = (expf(s[0] - base) + expf(s[1] - base)) + (expf(s[2] - base) + expf(s[3] - base));
+        });
+        each_column([&](int tile, int h) { more[tile][h] = lctx_warp_sum(more[tile][h], 4); });
+        if (lo < cell0) {  // not the first group of the chunk
+            each_column([&](int tile, int h) {
+                const log_parts all = parts[tile][h].with(top[tile][h], more[tile][h]);
+                top[tile][h] = all.most, more[tile][h] = all.sum;
+            });
+        }
+        each_column([&](int tile, int h) {
+            log_parts & mine = parts[tile][h];
+            mine = {t == k ? top[tile][h] : mine.most, t == k ? more[tile][h] : mine.sum};
+        });
+    }
+
+    // The lane of each chunk writes its scores.
+    __device__ __forceinline__ void put_scores(int chunk0, const log_parts (&parts)[TILES][2]) const {
+        const int chunk = chunk0 + lctx_lane() % 4;
+        each_column([&](int tile, int h) {
+            const key_column & column = columns[16 * tile + lctx_lane() / 4 + 8 * h];
+            if (chunk >= column.first && chunk < column.end) {
+                column.scores[chunk] = parts[tile][h].value();
+            }
+        });
+    }
+
+    // Chunks [chunk0, chunk0 + CHUNKS), those of r among them. Lane k has the first cell of chunk k.
+    __device__ __forceinline__ void score_chunks(int32_t seq, int chunk0, const lctx_chunk_range & r) const {
+        const int chunk = lctx_max(r.first, lctx_min(r.end, chunk0 + lctx_min(lctx_lane(), CHUNKS)));
+        const int32_t cell = lctx_cells(a.cache, list, seq).cell(chunk * a.chunks.chunk_size);
+        const int32_t end = lctx_shuffle(cell, CHUNKS);
+        log_parts parts[TILES][2];
+        each_column([&](int tile, int h) { parts[tile][h] = {-INFINITY, 1.0f}; });
+        for (int32_t group0 = lctx_shuffle(cell, 0) / GROUP; group0 * GROUP < end; group0 += GROUPS) {
+            const char * group[GROUPS];
+            uint32_t scales[GROUPS][2];
+            lctx_unrolled<GROUPS>([&](int n) {
+                group[n] = lctx_index_group(a.cache, lctx_min(group0 + n, (end - 1) / GROUP), list, seq);
+                lctx_unrolled<2>(
+                    [&](int i) { scales[n][i] = *(const uint32_t *)(group[n] + a.index.scale_at(lctx_lane() % 4 * 2 + 8 * i)); });
+            });
+            sums sum;
+            multiply(group, sum);
+            lctx_unrolled<GROUPS>([&](int n) {
+                const int32_t cell0 = (group0 + n) * GROUP;
+                const uint32_t ended = lctx_ballot(lctx_lane() > 0 && lctx_lane() <= CHUNKS && cell <= cell0);
+                const uint32_t begun = lctx_ballot(lctx_lane() < CHUNKS && cell < cell0 + GROUP);
+#ifdef __CUDACC__
+#pragma unroll 1
+#endif
+                for (int k = __popc(ended); k < __popc(begun); k++) {
+                    const int32_t lo = lctx_shuffle(cell, k), hi = lctx_shuffle(cell, k + 1);
+                    if (lo < hi) {
+                        add_scores(sum[n], scales[n], cell0, lo, hi, k, parts);
+                    }
+                }
+            });
+        }
+        put_scores(chunk0, parts);
+    }
+
+    __device__ void run() const {
+        for (int32_t seq = next_seq(-1); seq != INT_MAX; seq = next_seq(seq)) {
+            for (int slot = 0; slot < a.chunks.n_range; slot++) {
+                take_columns(seq, slot);
+                const lctx_chunk_range r = candidates();
+                const int mine = ((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS, step = (int)gridDim.z * WARPS * CHUNKS;
+                for (int chunk0 = r.first / CHUNKS * CHUNKS + mine; chunk0 < r.end; chunk0 += step) {
+                    score_chunks(seq, chunk0, r);
+                }
+            }
+        }
+    }
+};
+
+template <int BITS, int TILES, int GROUPS> __global__ void __launch_bounds__(key_scorer<BITS, TILES, GROUPS>::WARPS * LCTX_WARP, 2)
+    score_keys(lctx_select_args a, lctx_select_plan p) {
+    key_scorer<BITS, TILES, GROUPS>(a, p).run();
+}
+
+template <int BITS, int TILES, int GROUPS>
+void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+    using scorer = key_scorer<BITS, TILES, GROUPS>;
+    constexpr int PER_MULTIPROCESSOR = TILES == 1 ? 2 : 8;  // blocks: what runs at once, as each begins slowly, or a few times that
+    const int n_tile = (int)lctx_div_up(p.n_slab * (a.n_head / a.n_list), scorer::COLUMNS);
+    const int n_wanted = lctx_max(PER_MULTIPROCESSOR * queue.device.n_multiprocessor / (n_tile * a.n_list), 1);
+    const int n_most = (int)lctx_div_up(lctx_max(a.n_chunk_max, 1), scorer::WARPS * scorer::CHUNKS);
+    const dim3 grid((unsigned)n_tile, (unsigned)a.n_list, (unsigned)lctx_min(n_wanted, n_most));
+    lctx_launch(score_keys<BITS, TILES, GROUPS>, grid, scorer::WARPS * LCTX_WARP, scorer::shared(p), queue.stream, a, p);
+}
+
+// Few columns: as many rows as possible are on their way. Many: they share what codes become.
+template <int BITS> void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+    const bool fits = key_scorer<BITS, 4, 1>::shared(p) <= queue.device.max_shared;
+    if (fits && a.n_tokens * (a.n_head / a.n_list) > key_scorer<BITS, 1, 4>::COLUMNS) {
+        launch_key_scores<BITS, 4, 1>(queue, a, p);
+    } else {
+        launch_key_scores<BITS, 1, 4>(queue, a, p);
+    }
+}
+
+}  // namespace
