@@ -88,8 +88,10 @@ template <typename S> __device__ uint32_t groups_read(const typename S::memory &
 template <typename S> __device__ void mask_pieces(const typename S::memory & m, int buffer, flash<S> & f) {
     lctx_unrolled<S::WARP_ROWS / 16>([&](int n) {
         const lctx_cuda_piece & piece = m.piece[buffer][S::row0() / 16 + n];
-        const uint32_t columns = (uint32_t)(piece.columns >> S::column0());
-        f.each_score_of(n, [&](float & s, int c, int row) { s = columns >> c & 1 && row >= piece.lo && row < piece.hi ? s : -INFINITY; });
+        const uint32_t columns = (uint32_t)(piece.columns >> (S::column0() + f.column(0)));  // bits 0 and 8
+        int lo[2], hi[2];
+        lctx_unrolled<2>([&](int i) { lo[i] = piece.lo, hi[i] = columns >> 8 * i & 1 ? piece.hi : 0; });
+        f.each_score_of(n, [&](float & s, int i, int row) { s = row >= lo[i] && row < hi[i] ? s : -INFINITY; });
     });
 }
 
@@ -118,10 +120,12 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     if (span.by_chunk) {
         mask_pieces<S>(m, buffer, f);
     } else if (first < span.all_lo || first + S::ROWS > span.all_hi) {
-        f.each_score([&](float & s, int c, int row) {
-            const int x = first + row0 + row;
-            s = x >= m.lo[buffer][column0 + c] && x < m.hi[buffer][column0 + c] ? s : -INFINITY;
+        int lo[2], hi[2];
+        lctx_unrolled<2>([&](int i) {
+            const int c = column0 + f.column(i);
+            lo[i] = m.lo[buffer][c] - first - row0, hi[i] = m.hi[buffer][c] - first - row0;
         });
+        f.each_score([&](float & s, int i, int row) { s = row >= lo[i] && row < hi[i] ? s : -INFINITY; });
     }
     f.softmax();
     if (factor != 1.0f) {
@@ -156,7 +160,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     }
     const auto fetch = [&](lctx_attend_place p, int i) {
         if (p.valid) {
-            r.each_block(m, p, [&](const lctx_cuda_block & b) { r.fetch(b, i); });
+            r.fetch(m, p, i);
         }
         lctx_copy_end_group();  // one group for every number
     };

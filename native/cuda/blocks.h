@@ -63,8 +63,21 @@ struct lctx_attend_stages {
 struct lctx_attend_place {
     int buffer, block;
     bool valid;
-    size_t row;  // of the pools: of the first cell that is read of a run, asked for before it is needed
+    int32_t page;  // of the first cell that is read of a run: asked for before it is needed
 };
+
+// Begin to copy f16 rows of pieces into a tile; what is not read of a piece becomes 0.
+template <typename S> static __device__ __forceinline__ void lctx_cuda_copy_pieces(const lctx_pool_args & pool, int n_dim,
+                                                                                   const lctx_cuda_piece * pieces, uint16_t * tile) {
+    constexpr int PER_ROW = S::DIM / 8, CELLS = lctx_cuda_piece::CELLS;
+    lctx_unrolled<S::ROWS * PER_ROW / S::THREADS>([&](int step) {
+        const int i = step * S::THREADS + (int)threadIdx.x, row = i / PER_ROW, d = i % PER_ROW * 8;
+        const lctx_cuda_piece & piece = pieces[row / CELLS];
+        const int at = row % CELLS - piece.lo;
+        const char * from = lctx_pool_at(pool, (size_t)piece.row + at) + d * sizeof(uint16_t);
+        lctx_copy_16_or_zeros(tile + row * S::STRIDE + d, at >= 0 && at < piece.hi - piece.lo && d < n_dim ? from : nullptr);
+    });
+}
 
 template <typename S, bool F16> struct lctx_attend_reader {
     const lctx_attend_args & a;
@@ -83,7 +96,7 @@ template <typename S, bool F16> struct lctx_attend_reader {
         const lctx_cuda_span & span = m.span[p.buffer];
         const int run = p.block * S::ROWS;
         int lo = lctx_max(span.lo - run, 0), hi = lctx_min(span.hi - run, S::ROWS);
-        size_t row = p.row;
+        size_t row = lctx_row_in(a.cache.table, lctx_max(p.page, 0), run + lo);
 #ifdef __CUDACC__
 #pragma unroll 1
 #endif
@@ -98,7 +111,15 @@ template <typename S, bool F16> struct lctx_attend_reader {
             }
         }
     }
-    // Begin to bring a block closer, as number i.
+    // Begin to bring what is read at a place closer, as number i.
+    __device__ void fetch(const typename S::memory & m, const lctx_attend_place & p, int i) const {
+        if (F16 && m.span[p.buffer].by_chunk) {
+            lctx_cuda_copy_pieces<S>(a.cache.k_pool, a.head_dim_k, m.piece[p.buffer], k_tile(i));
+            lctx_cuda_copy_pieces<S>(a.cache.v_pool, a.head_dim_v, m.piece[p.buffer], v_tile(i));
+            return;
+        }
+        each_block(m, p, [&](const lctx_cuda_block & b) { fetch(b, i); });
+    }
     __device__ void fetch(const lctx_cuda_block & b, int i) const {
         const size_t k_row = a.cache.k_pool.row_size, v_row = a.cache.v_pool.row_size;
         if constexpr (F16) {
@@ -202,7 +223,7 @@ template <typename S> struct lctx_attend_walker {
     }
     __device__ lctx_attend_place at(int buffer, int block) const {
         const lctx_cuda_span & s = m.span[buffer];
-        return {buffer, block, true, lctx_pool_row(a.cache.table, lctx_max(s.lo, block * S::ROWS), t.head_kv, s.seq)};
+        return {buffer, block, true, lctx_page_of(a.cache.table, lctx_max(s.lo, block * S::ROWS), t.head_kv, s.seq)};
     }
     // The next run with a block of this part, if there is one: the others are left out without a barrier.
     __device__ bool look_up_run(int to) {

@@ -93,17 +93,16 @@ template <int DIM, int ROWS, int STRIDE = DIM + 8> struct lctx_cuda_flash {
         });
     }
 
-    // f(score, column of 16, row of the warp's) for every score of this lane.
+    // f(score, i, row of the warp's) for every score of this lane: i says which of its two columns.
     template <typename F> __device__ __forceinline__ void each_score(F && f) {
-        const int g = lctx_lane() / 4, t = lctx_lane() % 4;
-        lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { f(s[n][i], g + i / 2 * 8, n * 8 + 2 * t + i % 2); }); });
+        lctx_unrolled<GROUPS>([&](int n) { each_score_of(n, [&](float & s, int i, int row) { f(s, i, n * 16 + row); }); });
     }
-
     // The same of rows [16 n, 16 n + 16), which are counted from 0.
     template <typename F> __device__ __forceinline__ void each_score_of(int n, F && f) {
-        const int g = lctx_lane() / 4, t = lctx_lane() % 4;
-        lctx_unrolled<8>([&](int i) { f(s[2 * n + i / 4][i % 4], g + i % 4 / 2 * 8, i / 4 * 8 + 2 * t + i % 2); });
+        const int t = lctx_lane() % 4;
+        lctx_unrolled<8>([&](int i) { f(s[2 * n + i / 4][i % 4], i % 4 / 2, i / 4 * 8 + 2 * t + i % 2); });
     }
+    __device__ static int column(int i) { return lctx_lane() / 4 + 8 * i; }
 
     // Scores to weights, and the state to the new maximum.
     __device__ __forceinline__ void softmax() {
@@ -112,10 +111,12 @@ template <int DIM, int ROWS, int STRIDE = DIM + 8> struct lctx_cuda_flash {
             lctx_unrolled<ROWS / 8>([&](int n) { most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1])); });
             most = lctx_warp_max(most, 4);
             const float base = most == -INFINITY ? 0.0f : most;  // no row yet: keeps the exponents defined
-            const float factor = lctx_exp2(m[h] - base);
-            m[h] = most;
-            l[h] *= factor;
-            lctx_unrolled<DIM / 8>([&](int n) { o[n][2 * h] *= factor, o[n][2 * h + 1] *= factor; });
+            if (lctx_ballot(most != m[h]) != 0) {                // rare after the first rows
+                const float factor = lctx_exp2(m[h] - base);
+                m[h] = most;
+                l[h] *= factor;
+                lctx_unrolled<DIM / 8>([&](int n) { o[n][2 * h] *= factor, o[n][2 * h + 1] *= factor; });
+            }
             lctx_unrolled<ROWS / 8>([&](int n) {
                 s[n][2 * h] = lctx_exp2(s[n][2 * h] - base);
                 s[n][2 * h + 1] = lctx_exp2(s[n][2 * h + 1] - base);

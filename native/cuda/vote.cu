@@ -254,8 +254,8 @@ template <typename S> __device__ void score(const lctx_attend_args & a, int n_co
     lctx_cuda_queries<S::DIM, false> q;
     q.take(m.q + column0 * S::STRIDE);
     f.scores(q, m.k + row0 * S::STRIDE);
-    f.each_score([&](float s, int c, int row) {
-        m.scores[(column0 + c) * S::SCORE_STRIDE + row0 + row] =
+    f.each_score([&](float s, int i, int row) {
+        m.scores[(column0 + f.column(i)) * S::SCORE_STRIDE + row0 + row] =
             a.params.softcap != 0.0f ? LCTX_LOG2_E * a.params.softcap * lctx_tanh(s) : s;
     });
 }
