@@ -13,6 +13,7 @@ constexpr int WARPS = 8;          // of a block, each with chunks of its own
 constexpr int CHUNKS = 4;         // of a warp
 constexpr int PREPARE_WARPS = 4;  // of a block, each with a query of its own
 constexpr int CHOOSE_WARPS = 4;   // of a block, each with a choice of its own
+constexpr int CHOICE_WARPS = 32;  // of a block that has one choice: few blocks run, and each pass waits for memory
 
 // ---- queries ----
 
@@ -158,7 +159,8 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
 void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
     const int64_t n_job = (int64_t)p.n_slab * a.n_choice;
     if (a.n_tokens <= FEW) {
-        lctx_launch(choose<WARPS>, dim3((unsigned)n_job), WARPS * LCTX_WARP, lctx_chooser<WARPS>::shared(), queue.stream, a, p);
+        lctx_launch(choose<CHOICE_WARPS>, dim3((unsigned)n_job), CHOICE_WARPS * LCTX_WARP, lctx_chooser<CHOICE_WARPS>::shared(),
+                    queue.stream, a, p);
     } else {
         const dim3 grid((unsigned)lctx_div_up(n_job, CHOOSE_WARPS));
         lctx_launch(choose<1>, grid, CHOOSE_WARPS * LCTX_WARP, CHOOSE_WARPS * lctx_chooser<1>::shared(), queue.stream, a, p);
