@@ -7,6 +7,7 @@ import pytest
 from cases import OP_CASES, SPECS
 from cases import TOLERANCE as TOLERANCES
 from op import POISON, _pointer, make_inputs, run_native, run_oracle
+from oracle import Full, Window
 from session import assert_same
 from thinning import thin
 
@@ -55,6 +56,19 @@ def test_gpus_with_less_or_more_shared_memory(monkeypatch, kib, kv_type, n_token
                        type_k=kv_type, type_v=kv_type)  # fmt: skip
         x = make_inputs(case)
         assert_same(run_native(case, x)[0], run_oracle(case, x)[0], max(TOLERANCE, case.tolerance))
+
+
+@pytest.mark.parametrize("n_tokens", [1, 40])
+@pytest.mark.parametrize("kib", [64, 99, 227])
+@pytest.mark.parametrize("method", [Full(), Window(100, 1500)])
+def test_most_blocks_of_a_long_text_are_read_whole(monkeypatch, kib, method, n_tokens):
+    """By every column, without a mask: a loop of its own, for one or two blocks that are on their way."""
+    monkeypatch.setenv("LCTX_EMULATED_SHARED", str(kib))
+    case = replace(OP_CASES[0], n_rows=2011, n_tokens=n_tokens, n_head=2, n_head_kv=1, type_k="f16", type_v="f16",
+                   lse=True, method=method)  # fmt: skip
+    x = make_inputs(case)
+    for got, want in zip(run_native(case, x), run_oracle(case, x), strict=True):
+        assert_same(got, want, TOLERANCE)
 
 
 @pytest.mark.parametrize("kv_type", [name for name in TOLERANCES if name.startswith("q")])

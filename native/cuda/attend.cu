@@ -134,6 +134,41 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     f.weigh(v + at, groups);
 }
 
+// The end of the blocks of a run, from `block` on, that all columns read whole, without anything to mask; 0: this is none.
+template <typename S> __device__ int whole_end(const lctx_attend_args & a, const lctx_cuda_span & span, int block) {
+    const bool whole = !span.by_chunk && block * S::ROWS >= span.all_lo && a.head_dim_k == S::DIM && a.head_dim_v == S::DIM;
+    return whole && a.params.softcap == 0.0f && !span.near ? span.all_hi / S::ROWS : 0;
+}
+
+// The blocks after `now` as long as the two that come after each are of the same kind: what most of a long text is, without questions.
+// `now` is on its way, and for st.ahead == 2 the one after it. Returns how many were read.
+template <typename S> __device__ __forceinline__ int attend_whole(const lctx_attend_reader<S, true> & r, const lctx_cuda_span & span,
+                                                                  int block, int step, int i, const queries<S> & q, flash<S> & f) {
+    const lctx_attend_args & a = r.a;
+    const int n = (whole_end<S>(a, span, block) - 1 - block) / step - 1;  // block + (n + 1) step is the last
+    const auto page_of = [&](int b) { return lctx_page_of(a.cache.table, b * S::ROWS, r.t.head_kv, span.seq); };
+    const int ahead = block + r.st.ahead * step;
+    int32_t page = n > 0 ? page_of(ahead) : 0;
+    const int at = S::row0() * S::STRIDE + S::dim0();
+    for (int k = 0; k < n; k++) {
+        const size_t row = lctx_row_in(a.cache.table, page, (ahead + k * step) * S::ROWS);
+        page = page_of(ahead + lctx_min(k + 1, n - 1) * step);  // asked for before it is needed
+        if (r.st.ahead == 2) {
+            lctx_copy_wait<1>();
+        } else {
+            lctx_copy_wait<0>();
+        }
+        __syncthreads();
+        lctx_cuda_copy_tile<S>(lctx_pool_at(a.cache.k_pool, row), a.cache.k_pool.row_size, r.k_tile(i + k + r.st.ahead));
+        lctx_cuda_copy_tile<S>(lctx_pool_at(a.cache.v_pool, row), a.cache.v_pool.row_size, r.v_tile(i + k + r.st.ahead));
+        lctx_copy_end_group();
+        f.scores(q, r.k_tile(i + k) + at);
+        f.softmax();
+        f.weigh(r.v_tile(i + k) + at);
+    }
+    return lctx_max(n, 0);
+}
+
 template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     attend(const lctx_attend_args a, const lctx_attend_stages st, const lctx_attend_parts part, const lctx_cuda_plan plan, int first) {
     const int side = (int)blockIdx.x, head_kv = (int)blockIdx.y;
@@ -176,6 +211,16 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         fetch(to, i);
     }
     for (int i = 0, loaded = -1; now.valid; i++) {
+        if constexpr (F16 && !S::WIDE) {
+            if (now.buffer == loaded && st.ahead > 0) {
+                const int n = attend_whole<S>(r, m.span[now.buffer], now.block, part.n_split, i, mine, f);
+                if (n > 0) {
+                    i += n;
+                    now = walk.at(now.buffer, now.block + n * part.n_split);
+                    next = walk.at(now.buffer, now.block + part.n_split);
+                }
+            }
+        }
         const lctx_attend_place after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
         if (st.ahead == 2) {
             lctx_copy_wait<1>();

@@ -53,20 +53,32 @@ template <int WARPS> struct lctx_chooser {
             __syncthreads();
         }
     }
+    // f(chunk, its key or score) for every `step`-th of chunks [first, end); four are on their way together.
+    template <typename T, typename F> __device__ static __forceinline__ void each_of(const T * from, int first, int end, int step, F && f) {
+        constexpr int AT_ONCE = 4;
+        for (; first < end; first += AT_ONCE * step) {
+            T x[AT_ONCE];
+            lctx_unrolled<AT_ONCE>([&](int i) { x[i] = first + i * step < end ? from[first + i * step] : T(0); });
+            lctx_unrolled<AT_ONCE>([&](int i) {
+                if (first + i * step < end) {
+                    f(first + i * step, x[i]);
+                }
+            });
+        }
+    }
     // The sum over the heads that choose together.
-    __device__ float score(int chunk) const {
-        float sum = 0.0f;
-        for (int h = 0; h < a.n_head / a.n_choice; h++) {
+    __device__ float score(int chunk, float sum) const {
+        for (int h = 1; h < a.n_head / a.n_choice; h++) {
             sum += scores[(size_t)h * a.n_chunk_max + chunk];
         }
         return sum;
     }
     __device__ void make_keys() const {
-        for (int c = all.first + thread(); c < all.end; c += STEP) {
-            const float s = lctx_slot_of(a, token, c) < 0 ? NAN : score(c);
+        each_of(scores, all.first + thread(), all.end, STEP, [&](int c, float of_first) {
+            const float s = lctx_slot_of(a, token, c) < 0 ? NAN : score(c, of_first);
             const uint32_t bits = s == 0.0f ? 0 : lctx_as_uint(fmaxf(s, -FLT_MAX));  // one zero
             keys[c] = s != s ? EMPTY : bits >> 31 ? ~bits : bits | 1u << 31;
-        }
+        });
         sync();
     }
     // How many keys have each value of the digit at `shift`, of those that begin with `prefix`.
@@ -75,12 +87,12 @@ template <int WARPS> struct lctx_chooser {
             bins()[bin] = 0;
         }
         sync();
-        for (int c = all.first + thread(); c < all.end; c += STEP) {
-            const uint32_t digit = (keys[c] ^ prefix) >> shift;
+        each_of(keys, all.first + thread(), all.end, STEP, [&](int, uint32_t key) {
+            const uint32_t digit = (key ^ prefix) >> shift;
             if (digit < N_BIN) {
                 atomicAdd(bins() + digit, 1);
             }
-        }
+        });
         sync();
     }
     // The bin with the n-th best key; n becomes its place in that bin. Every warp by itself.
@@ -128,34 +140,39 @@ template <int WARPS> struct lctx_chooser {
     }
     // What the cut leaves of chunks [first, end) as segments from n on; returns the segment behind the last. One warp.
     __device__ int put_chunks(cut c, int first, int end, int n) const {
-        for (; first < end; first += LCTX_WARP) {
-            const int chunk = first + lctx_lane();
-            const uint32_t key = chunk < end ? keys[chunk] : 0;
-            const bool is_at = chunk < end && key == c.least, is_above = key > c.least;
-            const uint32_t at = lctx_ballot(is_at), above = lctx_ballot(is_above);
-            if ((at | above) == 0) {
-                continue;  // as nearly everywhere
-            }
-            const bool is_taken = is_above || (is_at && __popc(at & lctx_lanes_below()) < c.rest);
-            const int slot = is_taken ? lctx_slot_of(a, token, chunk) : -1;
-            const uint32_t written = lctx_ballot(slot >= 0);
-            if (slot >= 0) {
-                put_chunk(chunk, slot, n + __popc(written & lctx_lanes_below()));
-            }
-            n += __popc(written);
-            c.rest -= __popc(at);
+        constexpr int AT_ONCE = 4;
+        for (; first < end; first += AT_ONCE * LCTX_WARP) {
+            uint32_t key[AT_ONCE];
+            lctx_unrolled<AT_ONCE>([&](int i) {
+                const int chunk = first + i * LCTX_WARP + lctx_lane();
+                key[i] = chunk < end ? keys[chunk] : 0;
+            });
+            lctx_unrolled<AT_ONCE>([&](int i) { put_of_warp(c, first + i * LCTX_WARP + lctx_lane(), end, key[i], n); });
         }
         return n;
+    }
+    // The same of a chunk for each lane: n grows, and fewer of those at the cut are left.
+    __device__ __forceinline__ void put_of_warp(cut & c, int chunk, int end, uint32_t key, int & n) const {
+        const bool is_at = chunk < end && key == c.least, is_above = key > c.least;
+        const uint32_t at = lctx_ballot(is_at);
+        if ((at | lctx_ballot(is_above)) == 0) {
+            return;  // as nearly everywhere
+        }
+        const bool is_taken = is_above || (is_at && __popc(at & lctx_lanes_below()) < c.rest);
+        const int slot = is_taken ? lctx_slot_of(a, token, chunk) : -1;
+        const uint32_t written = lctx_ballot(slot >= 0);
+        if (slot >= 0) {
+            put_chunk(chunk, slot, n + __popc(written & lctx_lanes_below()));
+        }
+        n += __popc(written);
+        c.rest -= __popc(at);
     }
     // The part of chunks that is this warp's, of as many parts as warps.
     __device__ part count_part(cut c) const {
         const int size = (int)lctx_div_up(all.end - all.first, STEP) * LCTX_WARP;
         const int first = lctx_min(all.first + lctx_warp() * size, all.end), end = lctx_min(first + size, all.end);
         int n_above = 0, n_at = 0;
-        for (int chunk = first + lctx_lane(); chunk < end; chunk += LCTX_WARP) {
-            n_above += keys[chunk] > c.least;
-            n_at += keys[chunk] == c.least;
-        }
+        each_of(keys, first + lctx_lane(), end, LCTX_WARP, [&](int, uint32_t key) { n_above += key > c.least, n_at += key == c.least; });
         return {first, end, (int)lctx_warp_sum((float)n_above), (int)lctx_warp_sum((float)n_at)};  // exact
     }
     // What the cut leaves of n chunks, by all warps of a block.

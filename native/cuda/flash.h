@@ -125,22 +125,29 @@ template <int DIM, int ROWS, int STRIDE = DIM + 8> struct lctx_cuda_flash {
         });
     }
 
-    // o += P V over these groups of rows: the weights of 16 rows have the layout of the left factor already.
+    // o += P V: the weights of 16 rows have the layout of the left factor already.
+    __device__ __forceinline__ void weigh(const uint16_t * v) {
+        lctx_unrolled<GROUPS>([&](int n) { add_values(v, n); });
+    }
+    // The same over these groups of rows.
     __device__ __forceinline__ void weigh(const uint16_t * v, uint32_t groups) {
-        const int lane = lctx_lane();
-        const uint16_t * v_row = v + (lane / 8 % 2 * 8 + lane % 8) * STRIDE + lane / 16 * 8;
-        lctx_unrolled<GROUPS>([&](int step) {
-            if (!(groups >> step & 1)) {
-                return;
+        lctx_unrolled<GROUPS>([&](int n) {
+            if (groups >> n & 1) {
+                add_values(v, n);
             }
-            const float(&s0)[4] = s[2 * step], (&s1)[4] = s[2 * step + 1];
-            const uint32_t a[4] = {lctx_pack(s0[0], s0[1]), lctx_pack(s0[2], s0[3]), lctx_pack(s1[0], s1[1]), lctx_pack(s1[2], s1[3])};
-            lctx_unrolled<DIM / 16>([&](int n) {
-                uint32_t b[4];
-                lctx_load_transposed(b, v_row + step * 16 * STRIDE + n * 16);
-                lctx_mma(o[2 * n], a, b[0], b[1]);
-                lctx_mma(o[2 * n + 1], a, b[2], b[3]);
-            });
+        });
+    }
+    // Rows [16 n, 16 n + 16).
+    __device__ __forceinline__ void add_values(const uint16_t * v, int n) {
+        const int lane = lctx_lane();
+        const uint16_t * v_row = v + (lane / 8 % 2 * 8 + lane % 8) * STRIDE + lane / 16 * 8 + n * 16 * STRIDE;
+        const float(&s0)[4] = s[2 * n], (&s1)[4] = s[2 * n + 1];
+        const uint32_t a[4] = {lctx_pack(s0[0], s0[1]), lctx_pack(s0[2], s0[3]), lctx_pack(s1[0], s1[1]), lctx_pack(s1[2], s1[3])};
+        lctx_unrolled<DIM / 16>([&](int d) {
+            uint32_t b[4];
+            lctx_load_transposed(b, v_row + d * 16);
+            lctx_mma(o[2 * d], a, b[0], b[1]);
+            lctx_mma(o[2 * d + 1], a, b[2], b[3]);
         });
     }
 

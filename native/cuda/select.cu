@@ -156,11 +156,19 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
     lctx_launch(score_summaries, grid, WARPS * LCTX_WARP, 0, queue.stream, a, p);
 }
 
+// A block for every choice.
+template <int N_WARP>
+void launch_blocks(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p, int64_t n_job) {
+    lctx_launch(choose<N_WARP>, dim3((unsigned)n_job), N_WARP * LCTX_WARP, lctx_chooser<N_WARP>::shared(), queue.stream, a, p);
+}
+
 void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+    constexpr int FULL = 32;  // warps of a multiprocessor: fewer wait for memory most of the time
     const int64_t n_job = (int64_t)p.n_slab * a.n_choice;
     if (a.n_tokens <= FEW) {
-        lctx_launch(choose<CHOICE_WARPS>, dim3((unsigned)n_job), CHOICE_WARPS * LCTX_WARP, lctx_chooser<CHOICE_WARPS>::shared(),
-                    queue.stream, a, p);
+        launch_blocks<CHOICE_WARPS>(queue, a, p, n_job);
+    } else if (n_job < FULL * queue.device.n_multiprocessor) {
+        launch_blocks<WARPS>(queue, a, p, n_job);
     } else {
         const dim3 grid((unsigned)lctx_div_up(n_job, CHOOSE_WARPS));
         lctx_launch(choose<1>, grid, CHOOSE_WARPS * LCTX_WARP, CHOOSE_WARPS * lctx_chooser<1>::shared(), queue.stream, a, p);
