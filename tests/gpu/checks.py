@@ -16,12 +16,13 @@ from gpu.workers import Lost
 from pylongctx import Llama
 
 # Of the largest value. All rows become f16 on their way to the tensor cores, whose products have 11 bits and whose sums
-# are float; sharper scores have larger errors, and an exponential makes them relative ones of the weights.
-TOLERANCE = 2e-3
+# are float; sharper scores have larger errors, and an exponential makes them relative ones of the weights. The largest
+# of 1700 runs of cases on an H200 was 2.5e-3.
+TOLERANCE = 3e-3
 OTHER_CHOICES = 0.03  # share of queries that may choose another chunk: near ties fall either way
 OTHER_ROWS = 0.05  # share of rows about which heads may decide otherwise: near thresholds they fall either way
 THREADS = 2  # of a model: several are checked at once
-LOGITS = 2.0  # our logits may differ so many times as much as those of llama.cpp's own attention do
+LOGITS = 3.0  # our logits may differ so many times as much as those of llama.cpp's own attention do
 METHODS = (
     "full",
     "window,n_sink=4,window=128",
