@@ -38,6 +38,7 @@ DEPTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 KV = ("f16", "q8_0")
 METHODS = tuple(speed.METHODS)
 RANDOM_MODEL = "llama-3-8b:2"
+TIMED_MODEL = "llama-3-8b:8"
 EVERY_LAYER = 99
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZED_EVERY = 40  # one case in so many: each run is a hundred times slower
@@ -136,7 +137,7 @@ def run_layers(args: argparse.Namespace, copy: float) -> Iterator[Speed]:
 
 
 def run_ends(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[EndToEnd]:
-    model = str(cached_model(RANDOM_MODEL))
+    model = str(cached_model(TIMED_MODEL))
     for kv in args.kv or KV:
         for depth in args.depth or DEPTHS:
             for method in (None, *(speed.METHODS[name] for name in args.method or METHODS)):
