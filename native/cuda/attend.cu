@@ -134,22 +134,23 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     f.weigh(v + at, groups);
 }
 
-// The end of the blocks of a run, from `block` on, that all columns read whole, without anything to mask; 0: this is none.
+// The end of the blocks of a run, from `block` on, that all columns read whole, without anything to mask or to scale; 0: this is none.
 template <typename S> __device__ int whole_end(const lctx_attend_args & a, const lctx_cuda_span & span, int block) {
-    const bool whole = !span.by_chunk && block * S::ROWS >= span.all_lo && a.head_dim_k == S::DIM && a.head_dim_v == S::DIM;
-    return whole && a.params.softcap == 0.0f && !span.near ? span.all_hi / S::ROWS : 0;
+    const bool whole = !span.by_chunk && !span.near && block * S::ROWS >= span.all_lo && a.head_dim_k == S::DIM && a.head_dim_v == S::DIM;
+    const bool halves = a.cache.v_pool.type != GGML_TYPE_F32 && a.cache.v_pool.type != GGML_TYPE_BF16;
+    return whole && halves && a.params.softcap == 0.0f ? span.all_hi / S::ROWS : 0;
 }
 
 // The blocks after `now` as long as the two that come after each are of the same kind: what most of a long text is, without questions.
 // `now` is on its way, and for st.ahead == 2 the one after it. Returns how many were read.
-template <typename S> __device__ __forceinline__ int attend_whole(const lctx_attend_reader<S, true> & r, const lctx_cuda_span & span,
-                                                                  int block, int step, int i, const queries<S> & q, flash<S> & f) {
+template <typename S, bool F16> __device__ __forceinline__ int attend_whole(const lctx_attend_reader<S, F16> & r,
+                                                                            const lctx_cuda_span & span, int block, int step, int i,
+                                                                            const queries<S> & q, flash<S> & f) {
     const lctx_attend_args & a = r.a;
     const int n = (whole_end<S>(a, span, block) - 1 - block) / step - 1;  // block + (n + 1) step is the last
     const auto page_of = [&](int b) { return lctx_page_of(a.cache.table, b * S::ROWS, r.t.head_kv, span.seq); };
-    const int ahead = block + r.st.ahead * step;
+    const int ahead = block + r.st.ahead * step, at = S::row0() * S::STRIDE + S::dim0();
     int32_t page = n > 0 ? page_of(ahead) : 0;
-    const int at = S::row0() * S::STRIDE + S::dim0();
     for (int k = 0; k < n; k++) {
         const size_t row = lctx_row_in(a.cache.table, page, (ahead + k * step) * S::ROWS);
         page = page_of(ahead + lctx_min(k + 1, n - 1) * step);  // asked for before it is needed
@@ -159,9 +160,11 @@ template <typename S> __device__ __forceinline__ int attend_whole(const lctx_att
             lctx_copy_wait<0>();
         }
         __syncthreads();
-        lctx_cuda_copy_tile<S>(lctx_pool_at(a.cache.k_pool, row), a.cache.k_pool.row_size, r.k_tile(i + k + r.st.ahead));
-        lctx_cuda_copy_tile<S>(lctx_pool_at(a.cache.v_pool, row), a.cache.v_pool.row_size, r.v_tile(i + k + r.st.ahead));
-        lctx_copy_end_group();
+        if constexpr (!F16) {
+            r.unpack_whole(i + k);
+            __syncthreads();
+        }
+        r.fetch_whole(row, i + k + r.st.ahead);
         f.scores(q, r.k_tile(i + k) + at);
         f.softmax();
         f.weigh(r.v_tile(i + k) + at);
@@ -211,9 +214,9 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         fetch(to, i);
     }
     for (int i = 0, loaded = -1; now.valid; i++) {
-        if constexpr (F16 && !S::WIDE) {
+        if constexpr (!S::WIDE) {
             if (now.buffer == loaded && st.ahead > 0) {
-                const int n = attend_whole<S>(r, m.span[now.buffer], now.block, part.n_split, i, mine, f);
+                const int n = attend_whole<S, F16>(r, m.span[now.buffer], now.block, part.n_split, i, mine, f);
                 if (n > 0) {
                     i += n;
                     now = walk.at(now.buffer, now.block + n * part.n_split);

@@ -138,6 +138,24 @@ template <typename S, bool F16> struct lctx_attend_reader {
             }
         }
     }
+    // The same of a block that is read whole and begins in row `row` of the pools.
+    __device__ __forceinline__ void fetch_whole(size_t row, int i) const {
+        const lctx_pool_args &k = a.cache.k_pool, &v = a.cache.v_pool;
+        if constexpr (F16) {
+            lctx_cuda_copy_tile<S>(lctx_pool_at(k, row), k.row_size, k_tile(i));
+            lctx_cuda_copy_tile<S>(lctx_pool_at(v, row), v.row_size, v_tile(i));
+        } else {
+            lctx_cuda_copy_bytes(raw(i), lctx_pool_at(k, row), 0, S::ROWS * k.row_size);
+            if (!lctx_values_in_keys(a.cache)) {
+                lctx_cuda_copy_bytes(raw(i) + values(), lctx_pool_at(v, row), 0, S::ROWS * v.row_size);
+            }
+        }
+        lctx_copy_end_group();
+    }
+    __device__ __forceinline__ void unpack_whole(int i) const {
+        lctx_cuda_unpack_tile<S>(a.cache.k_pool.type, raw(i), a.cache.k_pool.row_size, k_tile(0));
+        lctx_cuda_unpack_tile<S>(a.cache.v_pool.type, raw(i) + values(), a.cache.v_pool.row_size, v_tile(0));
+    }
     // What was fetched into the tile, once it is there for all threads; returns what the weights of its values are to be multiplied by.
     __device__ float unpack(const lctx_attend_place & p, int i, typename S::memory & m) const {
         if (threadIdx.x == 0) {

@@ -77,6 +77,21 @@ static __device__ void lctx_cuda_unpack_rows(ggml_type type, int n_dim, int lo, 
     });
 }
 
+// All rows of a tile, of any type, without what is left of a tile that is read in part.
+template <typename S>
+static __device__ __forceinline__ void lctx_cuda_unpack_tile(ggml_type type, const char * from, size_t row_size, uint16_t * tile) {
+    constexpr int PER_ROW = S::DIM / 8, STEPS = S::ROWS * PER_ROW / S::THREADS;
+    lctx_cuda_with_rows(type, [&](auto rows) {
+#ifdef __CUDACC__
+#pragma unroll 4
+#endif
+        for (int step = 0; step < STEPS; step++) {
+            const int i = step * S::THREADS + (int)threadIdx.x, row = i / PER_ROW, d = i % PER_ROW * 8;
+            *(uint4 *)(tile + row * S::STRIDE + d) = lctx_load_halves<decltype(rows)>(from + row * (uint32_t)row_size, d);
+        }
+    });
+}
+
 // Values that may be larger than a half, times `factor`, into a tile. Returns the largest of this thread before that.
 template <typename T, typename S, typename Row>
 static __device__ float lctx_cuda_unpack_values(int n_dim, int lo, int hi, Row && row, float factor, uint16_t * tile) {
