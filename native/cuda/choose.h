@@ -38,12 +38,41 @@ template <int WARPS> struct lctx_chooser {
           dst(a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment()),
           scores(scores),
           keys((uint32_t *)scores),
-          all(lctx_candidates(a, token)) {}
+          all(take_ranges()) {}
 
-    // Bytes of shared memory: the bins of a pass, and of a block what its warps count.
-    static constexpr size_t shared() { return N_BIN * sizeof(int) + (WARPS == 1 ? 0 : WARPS * sizeof(part)); }
-    __device__ static int * bins() { return (int *)(lctx_shared() + (WARPS == 1 ? lctx_warp() * shared() : 0)); }
-    __device__ static part * parts() { return (part *)(bins() + N_BIN); }
+    // Bytes of shared memory: the bins of a pass, what the warps of a block count, and the ranges of the token.
+    static size_t shared(const lctx_select_args & a) { return FIXED + a.chunks.n_range * sizeof(lctx_chunk_range); }
+    static constexpr size_t FIXED = N_BIN * sizeof(int) + (WARPS == 1 ? 0 : WARPS * sizeof(part));
+    __device__ int * bins() const {
+        return (int *)(lctx_shared() + (WARPS == 1 ? lctx_warp() * (FIXED + a.chunks.n_range * sizeof(lctx_chunk_range)) : 0));
+    }
+    __device__ part * parts() const { return (part *)(bins() + N_BIN); }
+    __device__ lctx_chunk_range * ranges() const { return (lctx_chunk_range *)((char *)bins() + FIXED); }
+
+    // Divide once: every chunk is looked up among the ranges. Returns from the first chunk of all to the last.
+    __device__ lctx_chunk_range take_ranges() const {
+        for (int slot = thread(); slot < a.chunks.n_range; slot += STEP) {
+            ranges()[slot] = lctx_chunk_range(a, token, slot);
+        }
+        sync();
+        lctx_chunk_range all(0, 0);
+        for (int slot = 0; slot < a.chunks.n_range; slot++) {
+            const lctx_chunk_range r = ranges()[slot];
+            if (!r.empty()) {
+                all = all.empty() ? r : lctx_chunk_range(lctx_min(all.first, r.first), lctx_max(all.end, r.end));
+            }
+        }
+        return all;
+    }
+    // The range that has a chunk, or -1.
+    __device__ int slot_of(int chunk) const {
+        for (int slot = 0; slot < a.chunks.n_range; slot++) {
+            if (ranges()[slot].has(chunk)) {
+                return slot;
+            }
+        }
+        return -1;
+    }
 
     __device__ static int thread() { return WARPS == 1 ? lctx_lane() : (int)threadIdx.x; }
     __device__ static void sync() {
@@ -75,7 +104,7 @@ template <int WARPS> struct lctx_chooser {
     }
     __device__ void make_keys() const {
         each_of(scores, all.first + thread(), all.end, STEP, [&](int c, float of_first) {
-            const float s = lctx_slot_of(a, token, c) < 0 ? NAN : score(c, of_first);
+            const float s = slot_of(c) < 0 ? NAN : score(c, of_first);
             const uint32_t bits = s == 0.0f ? 0 : lctx_as_uint(fmaxf(s, -FLT_MAX));  // one zero
             keys[c] = s != s ? EMPTY : bits >> 31 ? ~bits : bits | 1u << 31;
         });
@@ -159,7 +188,7 @@ template <int WARPS> struct lctx_chooser {
             return;  // as nearly everywhere
         }
         const bool is_taken = is_above || (is_at && __popc(at & lctx_lanes_below()) < c.rest);
-        const int slot = is_taken ? lctx_slot_of(a, token, chunk) : -1;
+        const int slot = is_taken ? slot_of(chunk) : -1;
         const uint32_t written = lctx_ballot(slot >= 0);
         if (slot >= 0) {
             put_chunk(chunk, slot, n + __popc(written & lctx_lanes_below()));

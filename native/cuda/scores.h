@@ -31,28 +31,6 @@ struct lctx_chunk_range {
     __device__ lctx_chunk_range within(int lo, int hi) const { return {lctx_max(first, lo), lctx_min(end, hi)}; }
 };
 
-// From the first to the last chunk of the ranges of a token.
-static __device__ inline lctx_chunk_range lctx_candidates(const lctx_select_args & a, int32_t token) {
-    lctx_chunk_range all(0, 0);
-    for (int slot = 0; slot < a.chunks.n_range; slot++) {
-        const lctx_chunk_range r(a, token, slot);
-        if (!r.empty()) {
-            all = all.empty() ? r : lctx_chunk_range(lctx_min(all.first, r.first), lctx_max(all.end, r.end));
-        }
-    }
-    return all;
-}
-
-// The range of a token that has a chunk, or -1.
-static __device__ inline int lctx_slot_of(const lctx_select_args & a, int32_t token, int chunk) {
-    for (int slot = 0; slot < a.chunks.n_range; slot++) {
-        if (lctx_chunk_range(a, token, slot).has(chunk)) {
-            return slot;
-        }
-    }
-    return -1;
-}
-
 // ---- the work buffer ----
 
 // A query by keys: its levels in the order of lctx_key_order, and what its products are multiplied by. 16 bytes more than a multiple of

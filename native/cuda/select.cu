@@ -159,7 +159,7 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
 // A block for every choice.
 template <int N_WARP>
 void launch_blocks(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p, int64_t n_job) {
-    lctx_launch(choose<N_WARP>, dim3((unsigned)n_job), N_WARP * LCTX_WARP, lctx_chooser<N_WARP>::shared(), queue.stream, a, p);
+    lctx_launch(choose<N_WARP>, dim3((unsigned)n_job), N_WARP * LCTX_WARP, lctx_chooser<N_WARP>::shared(a), queue.stream, a, p);
 }
 
 void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
@@ -171,7 +171,7 @@ void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, c
         launch_blocks<WARPS>(queue, a, p, n_job);
     } else {
         const dim3 grid((unsigned)lctx_div_up(n_job, CHOOSE_WARPS));
-        lctx_launch(choose<1>, grid, CHOOSE_WARPS * LCTX_WARP, CHOOSE_WARPS * lctx_chooser<1>::shared(), queue.stream, a, p);
+        lctx_launch(choose<1>, grid, CHOOSE_WARPS * LCTX_WARP, CHOOSE_WARPS * lctx_chooser<1>::shared(a), queue.stream, a, p);
     }
 }
 
