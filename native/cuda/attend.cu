@@ -330,19 +330,11 @@ template <typename S, bool F16> void launch(const lctx_cuda_queue & queue, const
 }
 
 // f(shape) with the shape of these arguments.
-template <bool FEW, typename F> void with_dim(const lctx_attend_args & a, F && f) {
-    const int dim = lctx_max(a.head_dim_k, a.head_dim_v);
-    return dim <= 64    ? f(lctx_attend_shape<64, FEW>())
-           : dim <= 80  ? f(lctx_attend_shape<80, FEW>())
-           : dim <= 96  ? f(lctx_attend_shape<96, FEW>())
-           : dim <= 128 ? f(lctx_attend_shape<128, FEW>())
-           : dim <= 256 ? f(lctx_attend_shape<256, FEW>())
-           : dim <= 512 ? f(lctx_attend_shape<512, true>())
-                        : f(lctx_attend_shape<LCTX_CUDA_MOST_DIM, true>());
-}
-
 template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
-    return lctx_cuda_tiling::is_few(a) ? with_dim<true>(a, f) : with_dim<false>(a, f);
+    lctx_cuda_with_width(lctx_max(a.head_dim_k, a.head_dim_v), [&](auto width) {
+        constexpr int DIM = decltype(width)::DIM;
+        return DIM <= 256 && !lctx_cuda_tiling::is_few(a) ? f(lctx_attend_shape<DIM, (DIM > 256)>()) : f(lctx_attend_shape<DIM, true>());
+    });
 }
 
 }  // namespace

@@ -8,6 +8,21 @@
 // head_dim of *attend* and *vote*: rows, queries and results of a tile are to fit into shared memory and registers.
 constexpr int LCTX_CUDA_MOST_DIM = 576;
 
+// f(width) with the least width of a tile, as a constant, that has room for heads of `dim` channels.
+template <int DIM_> struct lctx_cuda_width {
+    static constexpr int DIM = DIM_;
+};
+
+template <typename F> void lctx_cuda_with_width(int dim, F && f) {
+    return dim <= 64    ? f(lctx_cuda_width<64>())
+           : dim <= 80  ? f(lctx_cuda_width<80>())
+           : dim <= 96  ? f(lctx_cuda_width<96>())
+           : dim <= 128 ? f(lctx_cuda_width<128>())
+           : dim <= 256 ? f(lctx_cuda_width<256>())
+           : dim <= 512 ? f(lctx_cuda_width<512>())
+                        : f(lctx_cuda_width<LCTX_CUDA_MOST_DIM>());
+}
+
 // What a launch needs to know of the device.
 struct lctx_cuda_device {
     int n_multiprocessor;

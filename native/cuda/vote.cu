@@ -385,14 +385,7 @@ template <typename S> void launch(const lctx_cuda_queue & queue, const lctx_vote
 
 // f(shape) with the shape of these arguments.
 template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
-    const int dim = a.head_dim_k;
-    return dim <= 64    ? f(shape<64>())
-           : dim <= 80  ? f(shape<80>())
-           : dim <= 96  ? f(shape<96>())
-           : dim <= 128 ? f(shape<128>())
-           : dim <= 256 ? f(shape<256>())
-           : dim <= 512 ? f(shape<512>())
-                        : f(shape<LCTX_CUDA_MOST_DIM>());
+    lctx_cuda_with_width(a.head_dim_k, [&](auto width) { f(shape<decltype(width)::DIM>()); });
 }
 
 }  // namespace
