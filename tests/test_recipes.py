@@ -53,6 +53,7 @@ WITNESSES = (
         "pylongctx/methods/longheads.py": "it chooses chunks of it",
         "tests/oracle_filter.py": "it chooses chunks of it",
         "tests/mutations.py": "an error is put into it to see that tests find it",
+        "tests/gpu/features.py": "states and steps are tried with it",
     }),
     Witness("Add an eviction rule", "tova", r"\btova\b|\bTova\b|\blctx_tova_create\b", {
         "docs/methods/compress.md": "a table compares it",

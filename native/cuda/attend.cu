@@ -214,7 +214,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         fetch(to, i);
     }
     for (int i = 0, loaded = -1; now.valid; i++) {
-        if constexpr (!S::WIDE) {
+        if constexpr (S::DIM <= 128) {  // wider ones have no registers for it
             if (now.buffer == loaded && st.ahead > 0) {
                 const int n = attend_whole<S, F16>(r, m.span[now.buffer], now.block, part.n_split, i, mine, f);
                 if (n > 0) {

@@ -69,14 +69,18 @@ struct lctx_attend_place {
 // Begin to copy f16 rows of pieces into a tile; what is not read of a piece becomes 0.
 template <typename S> static __device__ __forceinline__ void lctx_cuda_copy_pieces(const lctx_pool_args & pool, int n_dim,
                                                                                    const lctx_cuda_piece * pieces, uint16_t * tile) {
-    constexpr int PER_ROW = S::DIM / 8, CELLS = lctx_cuda_piece::CELLS;
-    lctx_unrolled<S::ROWS * PER_ROW / S::THREADS>([&](int step) {
+    constexpr int PER_ROW = S::DIM / 8, CELLS = lctx_cuda_piece::CELLS, STEPS = S::ROWS * PER_ROW / S::THREADS;
+    [[maybe_unused]] constexpr int AT_ONCE = STEPS > 8 ? 4 : STEPS;
+#ifdef __CUDACC__
+#pragma unroll AT_ONCE
+#endif
+    for (int step = 0; step < STEPS; step++) {
         const int i = step * S::THREADS + (int)threadIdx.x, row = i / PER_ROW, d = i % PER_ROW * 8;
         const lctx_cuda_piece & piece = pieces[row / CELLS];
         const int at = row % CELLS - piece.lo;
         const char * from = lctx_pool_at(pool, (size_t)piece.row + at) + d * sizeof(uint16_t);
         lctx_copy_16_or_zeros(tile + row * S::STRIDE + d, at >= 0 && at < piece.hi - piece.lo && d < n_dim ? from : nullptr);
-    });
+    }
 }
 
 template <typename S, bool F16> struct lctx_attend_reader {

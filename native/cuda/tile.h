@@ -60,10 +60,14 @@ static __device__ __forceinline__ void lctx_cuda_copy_rows(int n_dim, int lo, in
 template <typename S> static __device__ __forceinline__ void lctx_cuda_copy_tile(const char * from, size_t row_size, uint16_t * tile) {
     constexpr int PER_ROW = S::DIM / 8, STEPS = S::ROWS * PER_ROW / S::THREADS;
     static_assert(S::ROWS * PER_ROW % S::THREADS == 0, "every thread has as much");
-    lctx_unrolled<STEPS>([&](int step) {
+    [[maybe_unused]] constexpr int AT_ONCE = STEPS > 8 ? 4 : STEPS;  // wide rows leave no registers for more
+#ifdef __CUDACC__
+#pragma unroll AT_ONCE
+#endif
+    for (int step = 0; step < STEPS; step++) {
         const int i = step * S::THREADS + (int)threadIdx.x, row = i / PER_ROW, d = i % PER_ROW * 8;
         lctx_copy_16(tile + row * S::STRIDE + d, from + (row * (uint32_t)row_size + d * (uint32_t)sizeof(uint16_t)));
-    });
+    }
 }
 
 // Rows of any type into a tile, in the same way.
