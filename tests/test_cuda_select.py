@@ -170,7 +170,8 @@ def test_keys_are_indexed_as_on_the_cpu(emulated, type_k, dim, block, bits):
     x.k[..., 3] *= 20
     x.k[100:120] = 0
     got, want = both(lambda: run_chunks(case, x).chunks, emulated)
-    assert (got == want).all(-1).mean() > 1 - OTHERS
+    # the transform spreads the large channel, so that all levels are near a border
+    assert (got == want).all(-1).mean() > 1 - 3 * OTHERS
 
 
 @pytest.mark.parametrize("representation", ["keys2", "minmax"])
