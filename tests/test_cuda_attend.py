@@ -58,6 +58,7 @@ def test_gpus_with_less_or_more_shared_memory(monkeypatch, kib, kv_type, n_token
         assert_same(run_native(case, x)[0], run_oracle(case, x)[0], max(TOLERANCE, case.tolerance))
 
 
+@thin
 @pytest.mark.parametrize("n_tokens", [1, 40])
 @pytest.mark.parametrize("kib", [64, 99, 227])
 @pytest.mark.parametrize(("method", "types"), [
