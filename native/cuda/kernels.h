@@ -13,7 +13,7 @@ template <int DIM_> struct lctx_cuda_width {
     static constexpr int DIM = DIM_;
 };
 
-template <typename F> void lctx_cuda_with_width(int dim, F && f) {
+template <typename F> auto lctx_cuda_with_width(int dim, F && f) {
     return dim <= 64    ? f(lctx_cuda_width<64>())
            : dim <= 80  ? f(lctx_cuda_width<80>())
            : dim <= 96  ? f(lctx_cuda_width<96>())

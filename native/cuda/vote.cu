@@ -384,16 +384,14 @@ template <typename S> void launch(const lctx_cuda_queue & queue, const lctx_vote
 }
 
 // f(shape) with the shape of these arguments.
-template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
-    lctx_cuda_with_width(a.head_dim_k, [&](auto width) { f(shape<decltype(width)::DIM>()); });
+template <typename F> auto with_shape(const lctx_attend_args & a, F && f) {
+    return lctx_cuda_with_width(a.head_dim_k, [&](auto width) { return f(shape<decltype(width)::DIM>()); });
 }
 
 }  // namespace
 
 size_t lctx_cuda_vote_wsize(const lctx_cuda_device &, const lctx_vote_args & args) {
-    size_t size = 0;
-    with_shape(args.attend, [&](auto s) { size = prepared::size<decltype(s)>(args.attend); });
-    return size;
+    return with_shape(args.attend, [&](auto s) { return prepared::size<decltype(s)>(args.attend); });
 }
 
 void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args) {
