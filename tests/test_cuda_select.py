@@ -170,8 +170,9 @@ def test_keys_are_indexed_as_on_the_cpu(emulated, type_k, dim, block, bits):
     x.k[..., 3] *= 20
     x.k[100:120] = 0
     got, want = both(lambda: run_chunks(case, x).chunks, emulated)
-    # the transform spreads the large channel, so that all levels are near a border
-    assert (got == want).all(-1).mean() > 1 - 3 * OTHERS
+    # when they are transformed here, quantized values add up to exactly 0 now and then, which is rounded to either sign
+    others = 3 * OTHERS if (type_k, block) == ("q8_0", 0) else OTHERS
+    assert (got == want).all(-1).mean() > 1 - others
 
 
 @pytest.mark.parametrize("representation", ["keys2", "minmax"])

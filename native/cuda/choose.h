@@ -150,7 +150,7 @@ template <int WARPS> struct lctx_chooser {
             const int bin = find_bin(n);
             const bool is_whole = bins()[bin] == n;
             prefix |= (uint32_t)bin << shift;
-            sync();  // nobody reads the bins any more
+            sync();  // all have read the bins
             if (is_whole) {
                 return {prefix == 0 ? 0 : prefix - 1, 0};
             }

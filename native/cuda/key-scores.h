@@ -54,7 +54,7 @@ struct log_parts {
     __device__ float value() const { return most + logf(sum); }
 };
 
-// A block: 16 TILES columns of a list, and every so many chunks. A warp takes four chunks, one for each lane of a quad to end up with, and
+// A block: 16 TILES columns of a list, and chunks at a stride. A warp takes four chunks, one for each lane of a quad to end up with, and
 // of their rows GROUPS groups at a time. lane = 4 g + t.
 template <int BITS, int TILES, int GROUPS> struct key_scorer {
     static constexpr int WARPS = 8, CHUNKS = 4, COLUMNS = 16 * TILES, GROUP = lctx_index_shape::GROUP;
@@ -99,7 +99,7 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
 
     // Columns of a sequence with their queries at the angle of a slot. All threads.
     __device__ void take_columns(int32_t seq, int slot) const {
-        __syncthreads();  // nobody reads those before them
+        __syncthreads();  // all have read the columns before these
         for (int column = lctx_warp(); column < COLUMNS; column += WARPS) {
             const char * from = p.query(a, token(column), head(column), slot);
             for (int at = 16 * lctx_lane(); at < (int)p.query_size; at += 16 * LCTX_WARP) {
@@ -129,7 +129,7 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         return {lctx_min(lctx_warp_min(lo), hi), hi};
     }
 
-    // Codes of rows g and g + 8: word t of every four. There is no word behind the last, but its queries are 0.
+    // Codes of rows g and g + 8: word t of every four. Lanes beyond the last word repeat it: their queries are 0.
     __device__ __forceinline__ void load_codes(const char * const (&group)[GROUPS], int quad, uint32_t (&codes)[GROUPS][2]) const {
         const int word = lctx_min(4 * quad + lctx_lane() % 4, n_word - 1);
         lctx_unrolled<GROUPS>([&](int n) {

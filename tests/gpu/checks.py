@@ -22,7 +22,7 @@ TOLERANCE = 3e-3
 OTHER_CHOICES = 0.03  # share of queries that may choose another chunk: near ties fall either way
 OTHER_ROWS = 0.05  # share of rows about which heads may decide otherwise: near thresholds they fall either way
 THREADS = 2  # of a model: several are checked at once
-LOGITS = 3.0  # our logits may differ so many times as much as those of llama.cpp's own attention do
+LOGITS = 3.0  # our logits may differ by this multiple of how much those of llama.cpp's own attention differ
 METHODS = (
     "full",
     "window,n_sink=4,window=128",

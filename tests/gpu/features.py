@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu.checks import LOGITS, THREADS, TOLERANCE, Check, Text, quiet
+from gpu.checks import LOGITS, THREADS, TOLERANCE, Check, Text, error_of, quiet
 from pylongctx import Llama
 
 N_CTX = 4096
@@ -33,11 +33,6 @@ def passkey(llm: Llama, n_lines: int) -> list[int]:
     return llm.tokenize(text.encode())
 
 
-def apart(got: np.ndarray, want: np.ndarray) -> float:
-    """Return the largest difference of two rows of logits as a fraction of the largest."""
-    return float(abs(got - want).max() / abs(want).max()) if np.isfinite(got).all() else np.inf
-
-
 def last_logits(llm: Llama, tokens: Iterable[int], step: int = 1) -> np.ndarray:
     """Evaluate tokens in steps; returns the logits of the last one."""
     tokens = list(tokens)
@@ -56,10 +51,10 @@ def check_state(check: Check, text: Text, start: Callable[..., Llama], method: s
         state = llm.save_state()
         want = last_logits(llm, text.rest)
         llm.load_state(state)
-        check.hold("continued", apart(last_logits(llm, text.rest), want), LIMIT)
+        check.hold("continued", error_of(last_logits(llm, text.rest), want), LIMIT)
     with start(method=method, logits_all=True) as other:
         other.load_state(state)
-        check.hold("in a new context", apart(last_logits(other, text.rest), want), LIMIT)
+        check.hold("in a new context", error_of(last_logits(other, text.rest), want), LIMIT)
 
 
 def check_steps(check: Check, text: Text, start: Callable[..., Llama], method: str) -> None:
@@ -76,7 +71,7 @@ def in_steps(text: Text, start: Callable[..., Llama], method: str | None) -> flo
     for step in (len(text.prompt), 5):
         with start(method=method, logits_all=True) as llm:
             results.append(last_logits(llm, text.prompt, step))
-    return apart(results[1], results[0])
+    return error_of(results[1], results[0])
 
 
 def check_offload(check: Check, text: Text, start: Callable[..., Llama], _: str) -> None:
@@ -87,7 +82,7 @@ def check_offload(check: Check, text: Text, start: Callable[..., Llama], _: str)
             llm.eval(text.prompt)
             results.append(last_logits(llm, text.rest))
     for what, got in zip(("host", "host, 8 MiB"), results[1:], strict=True):
-        check.hold(what, apart(got, results[0]), LIMIT)
+        check.hold(what, error_of(got, results[0]), LIMIT)
 
 
 def check_compress(check: Check, text: Text, start: Callable[..., Llama], method: str) -> None:
