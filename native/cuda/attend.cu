@@ -154,11 +154,7 @@ template <typename S, bool F16> __device__ __forceinline__ int attend_whole(cons
     for (int k = 0; k < n; k++) {
         const size_t row = lctx_row_in(a.cache.table, page, (ahead + k * step) * S::ROWS);
         page = page_of(ahead + lctx_min(k + 1, n - 1) * step);  // asked for before it is needed
-        if (r.st.ahead == 2) {
-            lctx_copy_wait<1>();
-        } else {
-            lctx_copy_wait<0>();
-        }
+        r.st.wait();
         __syncthreads();
         if constexpr (!F16) {
             r.unpack_whole(i + k);
@@ -225,11 +221,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
             }
         }
         const lctx_attend_place after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
-        if (st.ahead == 2) {
-            lctx_copy_wait<1>();
-        } else {
-            lctx_copy_wait<0>();
-        }
+        st.wait();
         __syncthreads();  // the block is here, and nobody reads the one before
         const bool turns = now.buffer != loaded && m.span[now.buffer].turns;
         loaded = now.buffer;

@@ -54,6 +54,14 @@ struct lctx_attend_stages {
         const auto fits = [&](int ahead, size_t n_block) { return n_block * with(ahead).template n_shared<S>() <= device.max_shared; };
         return with(fits(2, 2) ? 2 : fits(1, 1) ? 1 : 0);
     }
+    // Until the block that is read next is here, as far as this thread has copied it.
+    __device__ __forceinline__ void wait() const {
+        if (ahead == 2) {
+            lctx_copy_wait<1>();
+        } else {
+            lctx_copy_wait<0>();
+        }
+    }
     template <typename S> __host__ __device__ size_t n_shared() const {
         return n_tile * S::TILE + ahead * n_raw + S::QUERIES + S::SUMS + S::WALK;
     }

@@ -56,10 +56,9 @@ __device__ void put_rows(const lctx_attend_args & a, const lctx_cuda_plan & p, i
     const int begin = cells.cell(row0), end = cells.cell(row1);
     for (int i = 0; i < p.per_chunk; i++) {
         const int group = (begin / CELLS + i) * CELLS, lo = lctx_max(begin, group), hi = lctx_min(end, group + CELLS);
-        to[i] = {0, 0, key, 0, 0, 0};
+        to[i] = {0, 0, key, 0, 0};
         if (lo < hi) {
-            to[i] = {columns, (int32_t)lctx_pool_row(a.cache.table, lo, head_kv, seq), key, (int16_t)(lo - group), (int16_t)(hi - group),
-                     0};
+            to[i] = {columns, (int32_t)lctx_pool_row(a.cache.table, lo, head_kv, seq), key, (int16_t)(lo - group), (int16_t)(hi - group)};
         }
     }
 }
@@ -87,7 +86,7 @@ __device__ int list(const lctx_attend_args & a, const lctx_cuda_plan & p, int he
     n += n_listed * p.per_chunk;
     const int end = (int)lctx_div_up(n, p.per_block) * p.per_block;
     for (int i = n + mine; i < end; i += THREADS) {
-        pieces[i] = {0, 0, key, 0, 0, 0};
+        pieces[i] = {0, 0, key, 0, 0};
     }
     return end;
 }

@@ -13,7 +13,6 @@ struct lctx_cuda_piece {
     int32_t row;                 // of the pools: that of cell `lo`
     int32_t key;                 // sequence * n_angle + the number of the angle among those of a token
     int16_t lo, hi;
-    int32_t unused;
 };
 
 // The plans of `n_tile` tiles of every KV head: a count of pieces, columns[n_chunk] while it is made, pieces[n_piece].
