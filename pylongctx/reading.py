@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx._lib import error, lib
-from pylongctx.engine.compress import CompressionReport, compress
+from pylongctx.engine.compress import CompressionReport
 from pylongctx.engine.documents import Document
 from pylongctx.engine.usage import KVUsage, OffloadUsage
 from pylongctx.generating import GeneratingCompleter
@@ -179,7 +178,4 @@ class ReadingCompleter(GeneratingCompleter):
         >>> report.bytes_after < 0.7 * report.bytes_before
         True
         """
-        if self._solo.engine.library is not None:
-            reason = "kv_store cannot store a compressed text: open without it, or use read(text, ratio=...)"
-            raise error(lib.LCTX_INVALID, reason)
-        return compress(self.session, ratio)
+        return self._solo.engine.idle.compress(ratio)

@@ -406,7 +406,7 @@ def test_a_busy_first_sequence_does_not_hold_up_a_trace():
 
 def test_the_record_is_there_for_who_has_the_answer():
     with running(method=LONGHEADS) as server:
-        traced = job(server, [1, 5, 6], 400, traced="this one")
+        traced = job(server, [1, 5, 6], 400, id="this one", traced=True)
         server.engine.submit(traced)
         traced.take()
         with server.engine._wake:  # what the engine sees together

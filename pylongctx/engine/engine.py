@@ -12,6 +12,7 @@ from pylongctx.engine.batch import Part, evaluate
 from pylongctx.engine.counters import Counters
 from pylongctx.engine.documents import Documents
 from pylongctx.engine.draft_length import StepTimes
+from pylongctx.engine.idle import IdleSlots
 from pylongctx.engine.job import Cancelled, Job, Row
 from pylongctx.engine.loader import Loader
 from pylongctx.engine.pace import Pace
@@ -23,8 +24,6 @@ from pylongctx.engine.slots import Slot, choose, forerunner
 from pylongctx.engine.tracer import Tracer
 from pylongctx.errors import Aborted, ContextFull, DeviceLost, LctxError
 from pylongctx.store.library import StoredTexts
-
-Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
 
 
 class Engine:
@@ -56,6 +55,7 @@ class Engine:
     ) -> None:
         self.model, self.context = sessions[0].model, sessions[0].context
         self.slots = [Slot(session) for session in sessions]
+        self.idle = IdleSlots(self.slots, library)
         self.waiting: deque[Job] = deque()
         self.counters = Counters()
         self.documents = Documents(self.model, self.context)
@@ -130,7 +130,7 @@ class Engine:
         self.counters.prompt_seconds += job.prompt_seconds
         self.counters.answer_seconds += job.answer_seconds
         self.counters.count_drafts(job.draft)
-        if job.traced is not None:
+        if job.traced:
             self.tracer.end(job, slot.session)
         self._n_ended += 1
         name = "completed" if reason is None else "cancelled" if isinstance(reason, Cancelled) else "failed"
@@ -156,38 +156,10 @@ class Engine:
         while self.waiting:
             self.waiting.popleft().results.put(reason)
 
-    def erase(self, seq: int, owner: str | None) -> int:
-        """Clear an idle slot; returns how many tokens it held. ValueError when they belong to another owner."""
-        slot = self._idle(seq)
-        n = slot.session.n_tokens
-        if n and slot.session.owner != owner:
-            raise ValueError(f"sequence {seq} holds nothing of yours")
-        slot.session.clear()
-        slot.used, slot.session.owner = 0, None
-        return n
-
-    def save(self, seq: int, owner: str | None) -> Snapshot:
-        """Return tokens, last logits and KV cache of an idle slot; ValueError when it holds nothing of this owner."""
-        session = self._idle(seq).session
-        if not session.n_tokens or session.owner != owner:
-            raise ValueError(f"sequence {seq} holds nothing of yours")
-        return session.save()
-
-    def load(self, seq: int, owner: str | None, saved: Snapshot) -> int:
-        """Replace the content of an idle slot; returns the number of tokens."""
-        session = self._idle(seq).session
-        session.owner = owner
-        session.load(*saved)
-        return session.n_tokens
-
-    def _idle(self, seq: int) -> Slot:
-        slot = self.slots[seq]
-        if slot.job is not None:
-            raise ValueError(f"sequence {seq} is busy: wait for its request to end")
-        return slot
-
     def interrupt(self) -> None:
-        """Stop the current step if all of its jobs are cancelled. Thread-safe."""
+        """Stop the current step if all of its jobs are cancelled, and at the end a compression. Thread-safe."""
+        if self.closing:
+            self.idle.stop_compression()
         with self._guard:
             if self._running and self._is_in_vain():
                 self._interrupted = self.context.abort = True
@@ -200,7 +172,7 @@ class Engine:
             return False
         if job.forerunner is not None and job.forerunner.is_reading:
             return False
-        if job.traced is not None and self.tracer.busy:
+        if job.traced and self.tracer.busy:
             return False  # only one trace at a time
         return any(slot.job is None and job.may_run_on(slot.id) for slot in self.slots)
 
@@ -209,7 +181,7 @@ class Engine:
         try:
             slot, other = choose(self.slots, job)
             self._loader.prepare(job, slot.session, other)
-            if job.traced is not None:
+            if job.traced:
                 self.tracer.start(job, slot.session)
         except Exception as reason:
             self.counters.failed += 1

@@ -51,8 +51,10 @@ class Job:
         Whether the tokens are appended to the sequence; else they are the whole text.
     draft : Drafting or None
         Drafts tokens, which are evaluated in one batch with the token before them.
-    traced : str or None
-        Completion id under which to record the chunks read for generated tokens; None: no record.
+    id : str
+        Id of the completion, "" for other jobs.
+    traced : bool
+        Whether to record the chunks read for generated tokens.
     progress : callable or None
         Called by the engine's thread before the first step of the prompt, and after each.
     owner : str or None
@@ -83,7 +85,8 @@ class Job:
     every_row: bool = False
     follows: bool = False
     draft: Drafting | None = None
-    traced: str | None = None
+    id: str = ""
+    traced: bool = False
     progress: Callable[["Job"], None] | None = None
     owner: str | None = None
     slot: int | None = None

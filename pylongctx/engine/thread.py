@@ -7,7 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from pylongctx.engine.engine import Engine, Snapshot
+from pylongctx.engine.compress import CompressionReport
+from pylongctx.engine.engine import Engine
+from pylongctx.engine.idle import Snapshot
 from pylongctx.engine.job import Cancelled, Job
 from pylongctx.engine.session import Session
 from pylongctx.errors import DeviceLost
@@ -135,16 +137,24 @@ class EngineThread:
         return future
 
     def erase(self, seq: int, owner: str | None) -> "Future[int]":
-        """Clear an idle slot between two steps, see ``Engine.erase``."""
-        return self.call(lambda: self._engine.erase(seq, owner))
+        """Clear an idle slot between two steps, see ``IdleSlots.erase``."""
+        return self.call(lambda: self._engine.idle.erase(seq, owner))
 
     def save(self, seq: int, owner: str | None) -> "Future[Snapshot]":
-        """Return the content of an idle slot, see ``Engine.save``."""
-        return self.call(lambda: self._engine.save(seq, owner))
+        """Return the content of an idle slot, see ``IdleSlots.save``."""
+        return self.call(lambda: self._engine.idle.save(seq, owner))
 
     def load(self, seq: int, owner: str | None, saved: Snapshot) -> "Future[int]":
-        """Replace the content of an idle slot, see ``Engine.load``."""
-        return self.call(lambda: self._engine.load(seq, owner, saved))
+        """Replace the content of an idle slot, see ``IdleSlots.load``."""
+        return self.call(lambda: self._engine.idle.load(seq, owner, saved))
+
+    def compress(self, ratio: float, seq: int, owner: str | None, answer: str = "") -> "Future[CompressionReport]":
+        """Evict most KV entries of an idle slot between two steps, see ``IdleSlots.compress``."""
+        return self.call(lambda: self._engine.idle.compress(ratio, seq, owner, answer))
+
+    def stop_compression(self) -> None:
+        """Stop a compression, which leaves its text as it was."""
+        self._engine.idle.stop_compression()
 
     def close(self, patience: float | None = None) -> bool:
         """End all jobs and the thread; returns False when its step has not ended after ``patience`` seconds."""

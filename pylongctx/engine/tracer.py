@@ -58,7 +58,7 @@ class Tracer:
         self.busy = False
         try:
             read = session.context.read_trace()
-            self.record = Record(job.traced, *read, session.tokens.copy(), len(job.tokens))
+            self.record = Record(job.id, *read, session.tokens.copy(), len(job.tokens))
         except MemoryError as reason:
             self.record = None
             session.log(str(reason))

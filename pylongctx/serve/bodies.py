@@ -350,3 +350,5 @@ class SlotBody(Fields):
     """POST /slots/{seq}."""
 
     filename: str | None = None
+    ratio: float | None = None
+    answer: str = ""

@@ -1,6 +1,9 @@
 """Routes with information about the server and its model."""
 
+import asyncio
+from dataclasses import asdict
 from functools import partial
+from math import isfinite
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -16,6 +19,7 @@ from pylongctx.serve.slotfiles import SlotFiles
 from pylongctx.serve.texts import token_text
 
 STARTED = "Process-Start-Time-Unix"  # llama-server's header of /metrics
+PATIENCE = 0.5  # seconds between two looks at whether a client is still there
 
 
 def routes(service: Service) -> APIRouter:
@@ -56,16 +60,19 @@ def routes(service: Service) -> APIRouter:
             raise ApiError(501, "not_supported_error", "this server was started with --no-slots")
         return [_slot(service, slot) for slot in engine.slots]
 
-    @router.post("/slots/{seq}", summary="Erase a sequence; with --slot-save-path save or restore it: action=save")
+    @router.post("/slots/{seq}", summary="Erase or compress a sequence; with --slot-save-path save or restore it")
     async def act(request: Request, seq: int, action: str = "erase") -> dict[str, Any]:
         if not 0 <= seq < host.n_seq:
             raise invalid(f"the sequence must be from 0 to {host.n_seq - 1}, not {seq}", "id_slot")
         owner = request.scope.get("owner")
         if action == "erase":
             return {"id_slot": seq, "n_erased": await service.between_steps(engine.erase(seq, owner))}
-        if action not in ("save", "restore"):
-            raise invalid(f"action must be erase, save or restore, not {action!r}", "action")
-        files, body = SlotFiles(service, owner), await read(request, SlotBody)
+        if action not in ("compress", "save", "restore"):
+            raise invalid(f"action must be erase, compress, save or restore, not {action!r}", "action")
+        body = await read(request, SlotBody)
+        if action == "compress":
+            return await _compress(service, request, seq, body)
+        files = SlotFiles(service, owner)
         with service.admitted():
             return await (files.save if action == "save" else files.restore)(seq, body.filename or "")
 
@@ -80,6 +87,21 @@ def routes(service: Service) -> APIRouter:
         return found
 
     return router
+
+
+async def _compress(service: Service, request: Request, seq: int, body: SlotBody) -> dict[str, Any]:
+    """Compress a sequence; it stays as it was when the client leaves before the end."""
+    if body.ratio is None:
+        raise invalid("compress needs a ratio, the fraction of the KV entries to keep", "ratio")
+    future = service.engine.compress(body.ratio, seq, request.scope.get("owner"), body.answer)
+    with service.admitted():
+        done = asyncio.ensure_future(service.between_steps(future))
+        while not (await asyncio.wait([done], timeout=PATIENCE))[0]:
+            if await request.is_disconnected() and not future.cancel():
+                service.engine.stop_compression()
+    report = done.result()
+    change = report.divergence if report.divergence is not None and isfinite(report.divergence) else None
+    return {"id_slot": seq, **asdict(report), "divergence": change, "drifts": report.drifts}
 
 
 def _model(service: Service) -> dict[str, Any]:
@@ -156,10 +178,14 @@ def _longctx(service: Service, id: str | None) -> dict[str, Any]:
         "n_ctx": host.n_ctx,
         "n_ctx_train": host.model.info.n_ctx_train,
         "overflow": OVERFLOWS[host.session.evicts],
+        "compresses": host.method is not None and any(part.replays for part in host.method.parts),
         "kv": usage and usage.sizes(),
         "store": host.store and host.store.facts(),
         "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],
         "chunk_map": engine.tracer.chunk_map(id),
+        "id_slot": next(
+            (slot.id for slot in engine.slots if id and slot.last is not None and slot.last.id == id), None
+        ),
     }
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx._lib import error, lib
-from pylongctx.engine.engine import Snapshot
 from pylongctx.engine.identity import difference
+from pylongctx.engine.idle import Snapshot
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.service import Service
 from pylongctx.state import LlamaState

@@ -32,7 +32,7 @@ class Ticket:
     prefills : bool
         Whether an answer continues a last message of the assistant.
     fields : dict
-        Additional fields of the job: ``traced``, ``progress``, ``owner``, ``slot``, ``reuses``.
+        Additional fields of the job: ``id``, ``traced``, ``progress``, ``owner``, ``slot``, ``reuses``.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Ticket:
         prefills: bool = True,
         **fields: Any,
     ) -> None:
-        if fields.get("traced") is not None and chunked(host.method) is None:
+        if fields.get("traced") and chunked(host.method) is None:
             raise ValueError(f"method {str(host.method)!r} does not read chunks, so there is nothing to trace")
         self.host = host
         self._last_n = host.last_n_tokens_size if last_n_tokens_size is None else last_n_tokens_size

@@ -42,7 +42,7 @@ async function request(path, body, signal) {
 
 export const get = async (path) => (await request(path)).json();
 
-export const post = async (path, body) => (await request(path, body)).json();
+export const post = async (path, body, signal) => (await request(path, body, signal)).json();
 
 export const chosen = { model: "" }; // of several, the one that requests are for
 

@@ -3,6 +3,7 @@
 import * as answers from "./answers.js";
 import * as chat from "./chat.js";
 import * as composer from "./composer.js";
+import * as compress from "./compress.js";
 import * as side from "./side.js";
 import * as store from "./store.js";
 import { chosen, get } from "./api.js";
@@ -116,6 +117,11 @@ const act = {
   },
   resume: async (message) => {
     if (await isReady()) await answers.write(conversation, message);
+  },
+  canCompress: compress.canCompress,
+  compress: async (message) => {
+    const own = conversation;
+    if (await isReady()) compress.open(message, () => answers.keep(own, message));
   },
 };
 

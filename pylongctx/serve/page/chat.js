@@ -118,7 +118,8 @@ function answerView(message) {
   const versions = versionsView(message);
   const again = button("Again", "Answer again; this version stays", () => act.again(message));
   const resume = button("Continue", "Continue this answer", () => act.resume(message));
-  const buttons = h("footer", {}, versions.element, again, resume, copyButton(message));
+  const compress = button("Compress", "Compress the text up to this answer", () => act.compress(message));
+  const buttons = h("footer", {}, versions.element, again, resume, copyButton(message), compress);
   const element = h("article", { className: "answer", "aria-label": "Answer" });
   element.append(thought, text, wait, trouble, stats, buttons);
   const showThoughts = () => { if (thought.open) render(thoughts, message.reasoning); };
@@ -136,6 +137,7 @@ function answerView(message) {
     stats.replaceChildren(...statistics(message));
     buttons.hidden = Boolean(message.running);
     resume.hidden = !(message.content && act.isLast(message) && (message.length || message.stopped || message.trouble));
+    compress.hidden = !(act.isLast(message) && act.canCompress(message));
     versions.update();
     showMap();
   };
