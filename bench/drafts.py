@@ -4,7 +4,8 @@
     python bench/drafts.py model.gguf --kinds ngram-simple,draft-simple --draft small.gguf --vs path/to/llama-server
 
 Each server answers four greedy requests: an edit of a source file, records as JSON, quotes from a text, and a story.
-The speed is that of ``timings.predicted_per_second``, the median of ``--runs`` answers after a first one.
+The speed is that of ``timings.predicted_per_second``, the median of ``--runs`` answers after a first one. With
+``--context N``, about N tokens of ``--book`` come before each request.
 """
 
 import argparse
@@ -23,8 +24,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SOURCE = (HERE.parent / "pylongctx" / "engine" / "pace.py").read_text(encoding="utf-8")
-NOVEL = (HERE / "emma.txt").read_text(encoding="utf-8")
-NOVEL = NOVEL[20000:26000]
+BOOK = HERE / "emma.txt"
+NOVEL = BOOK.read_text(encoding="utf-8")[20000:26000]
+CHARACTERS = 4  # of a token, about
 RECORDS = "\n".join(f"{i}; row {i}; {i / 8}; 2024-05-{i + 1:02}" for i in range(12))
 TEXTS = {
     "edit": f"Rename the class Pace to Tempo. Answer with the whole file and nothing else.\n\n```python\n{SOURCE}```",
@@ -64,25 +66,27 @@ def ask(url: str, text: str, n: int) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": n, "seed": 0}
     head = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)
-    with urllib.request.urlopen(request, timeout=600) as response:
+    with urllib.request.urlopen(request, timeout=3600) as response:
         found: dict[str, Any] = json.load(response)
     return found
 
 
-def measure(url: str, names: list[str], n: int, runs: int) -> dict[str, tuple[float, int, int]]:
+def measure(url: str, args: argparse.Namespace) -> dict[str, tuple[float, int, int]]:
     """Return tokens per second, drafted and accepted tokens of each text."""
-    found = {}
-    for name in names:
-        timings = [ask(url, TEXTS[name], n)["timings"] for _ in range(1 + runs)][1:]
+    found, before = {}, Path(args.book).read_text(encoding="utf-8")[: CHARACTERS * args.context]
+    for name in args.texts.split(","):
+        text = f"{before}\n\n{TEXTS[name]}" if before else TEXTS[name]
+        timings = [ask(url, text, args.n)["timings"] for _ in range(1 + args.runs)][1:]
         speed = statistics.median(one["predicted_per_second"] for one in timings)
         found[name] = (speed, timings[-1].get("draft_n", 0), timings[-1].get("draft_n_accepted", 0))
     return found
 
 
 def options(args: argparse.Namespace, kind: str) -> list[str]:
-    """Return the options of a kind of drafts, which both servers have."""
+    """Return the context and the options of a kind of drafts, which both servers have."""
     more = ["-md", args.draft, "--spec-draft-n-max", str(args.n_max)] if kind == "draft-simple" else []
-    return ["--spec-type", kind, *more] if kind != "none" else []
+    size = ["-c", str(4096 + args.context + args.context // 4), "-np", "1"]
+    return [*size, *(["--spec-type", kind, *more] if kind != "none" else [])]
 
 
 def main() -> None:
@@ -96,6 +100,8 @@ def main() -> None:
     parser.add_argument("--texts", default=",".join(TEXTS))
     parser.add_argument("-n", type=int, default=300, help="tokens of an answer (300)")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--context", type=int, default=0, metavar="N", help="tokens before a request (0)")
+    parser.add_argument("--book", default=str(BOOK), metavar="FILE", help="they are its beginning (emma.txt)")
     args = parser.parse_args()
     servers = {"pylongctx": [sys.executable, "-m", "pylongctx", "serve"]}
     servers |= {"llama-server": [args.vs]} if args.vs else {}
@@ -103,8 +109,8 @@ def main() -> None:
     for server, command in servers.items():
         plain: dict[str, float] = {}
         for kind in ("none", *args.kinds.split(",")):
-            with served([*command, "-m", args.model, "-c", "4096", "-np", "1", *options(args, kind)]) as url:
-                for text, (speed, drafted, accepted) in measure(url, args.texts.split(","), args.n, args.runs).items():
+            with served([*command, "-m", args.model, *options(args, kind)]) as url:
+                for text, (speed, drafted, accepted) in measure(url, args).items():
                     ratio = speed / plain.setdefault(text, speed)
                     print(
                         f"| {server} | {kind} | {text} | {speed:.1f} | {ratio:.2f} | {drafted} | {accepted} |",
