@@ -15,7 +15,7 @@ typedef struct lctx_sizes {
     uint64_t near;     // keys at exact positions, next to grouped ones
     uint64_t other;    // block tables, lists of the rows that heads hold
     uint64_t rest;     // sliding windows and recurrent states, which are llama.cpp's own, with their checkpoints at most; of a hybrid
-                       // without a method also keys and values
+                       // without a method also keys and values; the cache of an MTP block
     uint64_t compute;  // of graphs
     uint64_t free;     // of the device; 0: it does not tell, or is the host
 } lctx_sizes;

@@ -5,6 +5,7 @@
 #include "lctx.h"
 #include "llama.h"
 #include "memory/memory.h"
+#include "mtp.h"
 #include "overrides.h"
 #include "rpc/rpc.h"
 #include "trace.h"
@@ -35,6 +36,7 @@ struct lctx_context {
     const volatile int32_t * abort_flag = nullptr;
     bool has_nan = false;  // rows of llama.cpp's own memory may be NaN, which later sequences would read in cells that are masked
     lctx_trace trace;
+    std::unique_ptr<lctx_mtp> mtp;  // nullptr: nothing is drafted by the model's own block
     // one batch of n_batch tokens, reused
     std::vector<llama_pos> pos;
     std::vector<int32_t> n_seq_id;

@@ -3,6 +3,7 @@
 #include "firewall.h"
 #include "handles.h"
 #include "llama-context.h"
+#include "llama-ext.h"
 #include "llama-model.h"
 #include "log.h"
 #include "pending.h"
@@ -149,6 +150,16 @@ llama_context * init(llama_model * model, const llama_context_params & params, c
     return ctx;
 }
 
+// The context of the MTP block of a model beside one with these parameters: with llama.cpp's own cache in f16, whatever those are.
+llama_context * init_mtp(llama_model * model, llama_context_params params, uint32_t n_ctx) {
+    params.ctx_type = LLAMA_CONTEXT_TYPE_MTP;
+    params.type_k = params.type_v = GGML_TYPE_F16;
+    params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_AUTO;
+    params.swa_full = true;
+    params.abort_callback = nullptr;  // the tokens are those of an evaluation that was not aborted
+    return init(model, params, "", n_ctx, {});
+}
+
 }  // namespace
 
 uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context_params & params, const std::string & method) {
@@ -174,11 +185,17 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     if (params.kv_limit > 0 && method.empty()) {
         throw lctx_refusal("kv_limit needs a method; method=full behaves as llama.cpp's own cache");
     }
+    if (params.embeddings && params.mtp) {
+        throw lctx_refusal("embeddings are not drafted: leave mtp out");
+    }
     if (params.kv_offload > 0 && method.empty()) {
         throw lctx_refusal("kv_offload needs method=longheads");
     }
     if (model->vocab_only) {
         throw lctx_refusal("the model was loaded with vocab_only and has no weights to run");
+    }
+    if (params.mtp) {
+        lctx_check_mtp(*model->model);
     }
     check_rope(params, model->model->hparams);
     llama_context_params c = to_llama(params);
@@ -206,6 +223,14 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
         check_scores(*model->model);
     }
     llama_set_embeddings(ctx->ctx, false);  // lctx_embed asks for them
+    if (params.mtp) {
+        llama_context * mtp = init_mtp(model->model, c, n_ctx);
+        if (!mtp) {
+            throw lctx_refusal(lctx_log_errors("the context of the MTP block could not be created"));
+        }
+        ctx->mtp = std::make_unique<lctx_mtp>(mtp);
+        llama_set_embeddings_nextn(ctx->ctx, true, false);
+    }
     ctx->n_ctx = std::min(n_ctx, (uint32_t)lctx_positions(*model));
     ctx->n_batch = std::min(params.n_batch, llama_n_batch(ctx->ctx));
     ctx->memory = dynamic_cast<lctx_memory *>(llama_get_memory(ctx->ctx));
@@ -268,6 +293,7 @@ const char * lctx_context_error(const lctx_context * ctx) {
 
 void lctx_context_free(lctx_context * ctx) {
     if (ctx) {
+        ctx->mtp.reset();
         llama_free(ctx->ctx);
         lctx_guard(nullptr, [&] { lctx_rpc_forget_graphs(ctx->model->servers); });
         delete ctx;

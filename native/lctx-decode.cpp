@@ -2,6 +2,7 @@
 #include "firewall.h"
 #include "handles.h"
 #include "llama-context.h"
+#include "llama-ext.h"
 #include "log.h"
 #include "own.h"
 
@@ -58,9 +59,19 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
     return "";
 }
 
+// What the MTP block has of a sequence ends before position n too.
+void cut_mtp(lctx_context * ctx, int32_t seq, int32_t n) {
+    if (ctx->mtp && is_sequence(ctx, seq)) {
+        ctx->mtp->cut(seq, std::max(n, 0));
+    }
+}
+
 // Empty the memory; what was NaN would be read again.
 void clear(lctx_context * ctx) {
     llama_memory_clear(llama_get_memory(ctx->ctx), ctx->has_nan);
+    if (ctx->mtp) {
+        ctx->mtp->clear(ctx->has_nan);
+    }
     ctx->has_nan = false;
 }
 
@@ -85,6 +96,7 @@ void withdraw(lctx_context * ctx, const std::vector<int32_t> & before) {
         } else if (!llama_memory_seq_rm(memory, seq, before[seq], -1)) {
             llama_memory_seq_rm(memory, seq, -1, -1);
         }
+        cut_mtp(ctx, seq, n_past(ctx, seq));
     }
 }
 
@@ -98,9 +110,14 @@ int32_t run_batch(lctx_context * ctx, const llama_batch & batch, float * logits)
         return fail(ctx, LCTX_INVALID, wrong);
     }
     lctx_log_begin();
-    const int32_t status = llama_decode(ctx->ctx, batch);
+    int32_t status = llama_decode(ctx->ctx, batch);
+    std::string reason;
     if (status != LCTX_OK) {
-        const std::string reason = status == LCTX_ABORTED ? "aborted" : failure(ctx, "llama_decode failed");
+        reason = status == LCTX_ABORTED ? "aborted" : failure(ctx, "llama_decode failed");
+    } else if (ctx->mtp && !lctx_guard(&reason, [&] { ctx->mtp->follow(batch, llama_get_embeddings_nextn(ctx->ctx)); })) {
+        status = LCTX_FAILED;
+    }
+    if (status != LCTX_OK) {
         withdraw(ctx, before);
         return fail(ctx, status == LCTX_NO_SLOT || status == LCTX_ABORTED ? status : LCTX_FAILED, reason);
     }
@@ -229,6 +246,7 @@ int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
         } else {
             lctx_own_remove(*ctx, seq, p0, p1);
         }
+        cut_mtp(ctx, seq, done ? p0 : n_past(ctx, seq));
         clear_nan(ctx);
         return done;
     });
@@ -248,10 +266,12 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
     return guarded(ctx, {src, dst}, [&] {
         if (!ctx->memory) {
             lctx_own_copy(*ctx, src, dst, n);
-            return true;
         }
-        const bool done = ctx->memory->copy(src, dst, n);
+        const bool done = !ctx->memory || ctx->memory->copy(src, dst, n);
         ctx->ctx->memory_update(false);  // what llama.cpp copies, it copies now: dst may be saved or cut next
+        if (ctx->mtp && done) {
+            ctx->mtp->copy(src, dst, n);
+        }
         return done;
     });
 }
@@ -317,6 +337,9 @@ void lctx_seq_keep(lctx_context * ctx, int32_t seq) {
         } else {
             lctx_own_keep(*ctx, seq);
         }
+        for (int32_t other = 0; other < (int32_t)llama_n_seq_max(ctx->ctx); other++) {
+            cut_mtp(ctx, other, n_past(ctx, other));
+        }
         return true;
     });
 }
@@ -349,6 +372,9 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
         return n > 0;
     };
     const bool done = guarded(ctx, {std::max(seq, 0)}, read);
+    for (int32_t i = 0; i < (int32_t)llama_n_seq_max(ctx->ctx); i++) {
+        cut_mtp(ctx, i, i == seq || seq < 0 ? 0 : n_past(ctx, i));
+    }
     if (!done && seq < 0) {  // llama.cpp may have given up before the memory was asked
         lctx_guard(nullptr, [&] { clear(ctx); });
     } else if (!done && is_sequence(ctx, seq)) {
@@ -392,7 +418,11 @@ int32_t lctx_seq_exact(const lctx_context * ctx, int32_t seq) {
 }
 
 int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t end) {
-    return guarded(ctx, {seq}, [&] { return with_method(ctx).drop(seq, first, end); });
+    return guarded(ctx, {seq}, [&] {
+        const bool done = with_method(ctx).drop(seq, first, end);
+        cut_mtp(ctx, seq, done ? first : n_past(ctx, seq));
+        return done;
+    });
 }
 
 size_t lctx_rest_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size) {
@@ -401,6 +431,7 @@ size_t lctx_rest_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size
 
 int32_t lctx_rest_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
     return guarded(ctx, {seq}, [&] {
+        cut_mtp(ctx, seq, 0);  // a rest that does not fit leaves the sequence empty
         lctx_state_reader io(buf, size);
         with_method(ctx).rest_read(io, seq);
         return true;

@@ -97,6 +97,12 @@ std::vector<lctx_sizes> sizes_of(const lctx_model & model, const lctx_context_pa
             add(s, own_cache(*model.model, params, bytes.context));
         }
     }
+    if (ctx->mtp) {
+        for (const auto & [buft, bytes] : llama_get_memory_breakdown(ctx->mtp->context())) {
+            sizes.of(device_of(buft)).rest += bytes.context;
+            sizes.of(device_of(buft)).compute += bytes.compute;
+        }
+    }
     if (ctx->memory) {
         ctx->memory->each_size([&](ggml_backend_dev_t dev, const lctx_sizes & s) { add(sizes.of(dev), s); });
     }

@@ -89,7 +89,7 @@ static std::vector<float> tensor_split(const lctx_model_params & params, size_t 
 
 void lctx_model_params_default(lctx_model_params * params) {
     const llama_model_params d = llama_model_default_params();
-    *params = {d.n_gpu_layers, (int32_t)d.split_mode, d.main_gpu, d.vocab_only, 1, 0, nullptr, 0, nullptr, 0, 0};
+    *params = {d.n_gpu_layers, (int32_t)d.split_mode, d.main_gpu, d.vocab_only, 1, 0, nullptr, 0, nullptr, 0, 0, 0};
 }
 
 lctx_model * lctx_model_load(const char * path, const lctx_model_params * params, const char * overrides) {
@@ -118,6 +118,7 @@ lctx_model * lctx_model_load(const char * path, const lctx_model_params * params
         p.load_mode =
             p.no_alloc ? LLAMA_LOAD_MODE_NONE
                        : (llama_load_mode)((params->use_mmap ? LLAMA_LOAD_MODE_MMAP : 0) | (params->use_mlock ? LLAMA_LOAD_MODE_MLOCK : 0));
+        p.load_mtp = params->mtp != 0;
         p.use_extra_bufts = params->deterministic == 0;  // products of repacked weights depend on the number of columns
         m->model = llama_model_load_from_file(path, p);
         lctx_rpc_forget_graphs(m->servers);

@@ -19,7 +19,7 @@ extern "C" {
 
 // [cdef begin]
 
-enum { LCTX_ABI_VERSION = 22 };
+enum { LCTX_ABI_VERSION = 23 };
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2, LCTX_LOST = -3 };
@@ -91,6 +91,7 @@ typedef struct lctx_model_params {
     const char * rpc_servers;  // "host:port,host:port" whose devices come before the GPUs of this machine, or NULL
     int32_t dry;               // 1: the weights get no memory; for lctx_estimate, contexts and adapters are refused
     int32_t deterministic;     // 1: weights stay as the file has them; for contexts that are
+    int32_t mtp;               // 1: the block that drafts (MTP) is loaded too; for contexts with it
 } lctx_model_params;
 
 typedef struct lctx_model_info {
@@ -183,6 +184,7 @@ typedef struct lctx_context_params {
     int32_t swa_full;     // 1: sliding windows keep all rows, and can go back anywhere; 0: what they read; -1: 0 with a method, else 1
     uint64_t kv_limit;    // most bytes that lctx_kv_usage may report, 0: none; beyond, LCTX_NO_SLOT
     uint64_t kv_offload;  // bytes of the devices for pages of K and V, which all lie in memory of the host (longheads); 0: no offload
+    int32_t mtp;  // 1: the MTP block of the model evaluates every token too, and drafts: lctx_mtp_step. Its cache is llama.cpp's own
 } lctx_context_params;
 
 void lctx_context_params_default(lctx_context_params * params);
@@ -338,6 +340,18 @@ int32_t lctx_seq_held(const lctx_context * ctx, int32_t seq, int32_t layer, int3
 
 // LCTX_INVALID when the context runs without a method.
 int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work);
+
+// ---- drafts by the MTP block of the model ----
+
+// 1 when the hidden state of the last token of a sequence is known, so that the block can draft after it; else 0. It is not known after
+// tokens that were evaluated elsewhere (states, parts), or where more was taken back than the last batch, until the next token.
+int32_t lctx_mtp_ready(const lctx_context * ctx, int32_t seq);
+
+// Evaluate in the block a token of each of n_tokens different sequences, at lctx_n_past of the sequence, or right after its last step.
+// logits: float[n_tokens][n_vocab], by which the block predicts the tokens after these. Sequences stay as they are: the next lctx_decode
+// forgets the steps.
+int32_t lctx_mtp_step(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs,
+                      float * logits);
 
 // ---- which chunks were read ----
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pylongctx.grammar import LlamaGrammar
     from pylongctx.llama import Llama
     from pylongctx.model_draft import ModelDraft
+    from pylongctx.mtp_draft import MtpDraft
     from pylongctx.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
     from pylongctx.sampling import (
         LogitsProcessor,
@@ -63,6 +64,7 @@ __all__ = [
     "LongHeads",
     "MinTokensLogitsProcessor",
     "ModelDraft",
+    "MtpDraft",
     "NgramCacheDraft",
     "NgramDraft",
     "NgramModDraft",
@@ -96,6 +98,7 @@ _LAZY = {
         "StoppingCriteriaList",
     ),
     "model_draft": ("ModelDraft",),
+    "mtp_draft": ("MtpDraft",),
     "ngrams": ("NgramCacheDraft", "NgramDraft", "NgramModDraft"),
     "speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "SelfDraft"),
     "state": ("LlamaState",),

@@ -13,6 +13,7 @@ from pylongctx.engine.drafting import DraftModel
 from pylongctx.engine.opening import AUTO, OpenedModel
 from pylongctx.hub import from_pretrained
 from pylongctx.methods import Method
+from pylongctx.mtp_draft import MtpDraft
 from pylongctx.reading import ReadingCompleter
 
 DEFAULT_SEED = 0xFFFFFFFF
@@ -103,9 +104,10 @@ class Llama(ReadingCompleter):
         Handles ``create_chat_completion`` instead, called like llama_cpp's handlers.
     draft_model : callable or None
         Drafts tokens, which are verified in one batch, see ``LlamaPromptLookupDecoding``. Not for eviction rules.
-    draft : Method, str or None
-        "longheads": the model drafts by itself, reading only the chunks that its heads select, and verifies the draft
-        reading everything. For the methods full and dca; see ``SelfDraft``.
+    draft : Method, MtpDraft, str or None
+        The model drafts by itself. "mtp": with its MTP block (NextN), for methods without eviction rules; see
+        ``MtpDraft``. "longheads": reading only the chunks that its heads select, and verifying the draft reading
+        everything, for the methods full and dca; see ``SelfDraft``.
     seed : int
         Seed of the sampler; random by default.
     flash_attn : bool
@@ -225,7 +227,7 @@ class Llama(ReadingCompleter):
         spm_infill: bool = False,
         verbose: bool = True,
         method: Method | str | None = AUTO,
-        draft: Method | str | None = None,
+        draft: Method | MtpDraft | str | None = None,
         overflow: str = "error",
         kv_limit: int | None = None,
         kv_store: str | os.PathLike[str] | None = None,

@@ -12,8 +12,7 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
 from pylongctx.errors import ContextFull
-from pylongctx.methods.checks import check_int
-from pylongctx.speculative import LlamaDraftModel
+from pylongctx.speculative import LlamaDraftModel, check_sizes, likeliest
 
 CATCH_UP = 256  # tokens that a draft model evaluates at most before it returns to the other requests
 SIZE_DIFFERENCE = 128  # tokens by which llama.cpp lets two vocabularies differ in size
@@ -67,10 +66,7 @@ class ModelDraft(LlamaDraftModel):
     adaptive = True
 
     def __init__(self, llm: HasSessions, n_max: int = 3, n_min: int = 0, p_min: float = 0.0) -> None:
-        check_int("n_max", n_max, 1)
-        check_int("n_min", n_min, 0, n_max)
-        if not 0 <= p_min <= 1:
-            raise ValueError(f"p_min must be from 0 to 1, not {p_min}")
+        check_sizes(n_max, n_min, p_min)
         self._llm, self.n_max, self.n_min, self.p_min = llm, n_max, n_min, p_min
         self._used = [0] * len(llm.sessions)  # when each sequence was used last
         self._clock = 0
@@ -117,12 +113,9 @@ class ModelDraft(LlamaDraftModel):
 
     def _extend(self, draft: list[int], session: Session) -> bool:
         """Append the most probable token to a draft; False: the draft ends before it."""
-        row = session.last_logits
-        token = int(row.argmax())
-        if self.p_min and 1 / float(np.exp(row - row[token]).sum()) < self.p_min:
-            return False
-        draft.append(token)
-        return True
+        token = likeliest(session.last_logits, self.p_min)
+        draft += [] if token is None else [token]
+        return token is not None
 
     def _catch_up(self, texts: Mapping[int, tuple[Session, Tokens]]) -> list[int]:
         """Evaluate at most ``CATCH_UP`` tokens of the texts; returns those that are evaluated completely."""

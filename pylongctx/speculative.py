@@ -17,6 +17,20 @@ PAYS = 2  # windows of text from which reading less is worth a draft
 Tokens = NDArray[np.int32]
 
 
+def check_sizes(n_max: int, n_min: int, p_min: float) -> None:
+    """Raise ValueError if the sizes of drafts, or the probability below which they end, are out of range."""
+    check_int("n_max", n_max, 1)
+    check_int("n_min", n_min, 0, n_max)
+    if not 0 <= p_min <= 1:
+        raise ValueError(f"p_min must be from 0 to 1, not {p_min}")
+
+
+def likeliest(row: NDArray[np.float32], p_min: float = 0.0) -> int | None:
+    """Return the most probable token by logits, float32 [n_vocab]; None if its probability is below ``p_min``."""
+    token = int(row.argmax())
+    return None if p_min and 1 / float(np.exp(row - row[token]).sum()) < p_min else token
+
+
 class LlamaDraftModel(ABC):
     """The base class of draft models.
 

@@ -5,14 +5,18 @@ import argparse
 import pytest
 from llamas import new
 
-from pylongctx import DraftChain, ModelDraft, NgramCacheDraft, NgramDraft, NgramModDraft
-from pylongctx.cli.drafts import MISSING, add_draft_options, draft_model, kinds
+from pylongctx import DraftChain, ModelDraft, MtpDraft, NgramCacheDraft, NgramDraft, NgramModDraft
+from pylongctx.cli.drafts import MISSING, add_draft_options, draft_model, kinds, own_draft
+
+
+def parsed(*words):
+    parser = argparse.ArgumentParser()
+    add_draft_options(parser)
+    return parser.parse_args(words)
 
 
 def made(*words, given=None):
-    parser = argparse.ArgumentParser()
-    add_draft_options(parser)
-    return draft_model(parser.parse_args(words), {"n_ctx": 64, "verbose": False} if given is None else given)
+    return draft_model(parsed(*words), {"n_ctx": 64, "verbose": False} if given is None else given)
 
 
 @pytest.mark.parametrize("words", [(), ("--spec-type", "none")])
@@ -68,6 +72,8 @@ def test_kinds_keep_their_order(embedded_model):
         (("--spec-type", "draft-simple"), "needs a draft model: add -md FILE"),
         (("--spec-draft-n-max", "3"), "--spec-draft-n-max is for a draft model: add -md FILE"),
         (("-md", "/none.gguf"), "/none.gguf"),
+        (("-md", "/none.gguf", "--spec-type", "draft-mtp"), "draft-mtp uses the block in the file of the model"),
+        (("--spec-type", "draft-mtp", "-td", "2"), "--spec-draft-threads is for a draft model: add -md FILE"),
         (("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "0"), "size_n must be at least 1"),
         (("--spec-type", "ngram-mod", "--spec-ngram-mod-n-max", "40"), "n_min must be at most 40, not 48"),
     ],
@@ -75,6 +81,28 @@ def test_kinds_keep_their_order(embedded_model):
 def test_contradictions(words, message):
     with pytest.raises(ValueError, match=message):
         made(*words)
+
+
+def test_the_block_of_the_model():
+    words = ("--spec-type", "ngram-simple,draft-mtp", "--spec-draft-n-max", "5", "--spec-draft-p-min", "0.25")
+    draft = own_draft(parsed(*words))["draft"]
+    assert isinstance(draft, MtpDraft)
+    assert (draft.n_max, draft.n_min, draft.p_min) == (5, 0, 0.25)
+    assert isinstance(made(*words), NgramDraft)
+    assert made("--spec-type", "draft-mtp") is None
+    assert own_draft(parsed("--spec-type", "ngram-simple")) == {}
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ("draft-mtp,longheads", "in one way, draft-mtp or longheads, not both"),
+        ("draft-mtp,ngram-simple", "draft-mtp comes after other kinds, not before ngram-simple"),
+    ],
+)
+def test_how_the_model_drafts_itself(types, message):
+    with pytest.raises(ValueError, match=message):
+        own_draft(parsed("--spec-type", types))
 
 
 def test_a_bad_number_frees_the_draft_model(embedded_model):

@@ -120,8 +120,8 @@ def test_after_an_error_the_context_reads_everything(embedded_model, drafts, mon
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"draft": "window"}, "draft must be \"longheads\", with a window if wanted, not 'window'"),
-        ({"draft": "longheads,select_from=128"}, 'draft must be "longheads"'),
+        ({"draft": "window"}, 'draft must be "mtp", or "longheads" with a window if wanted, not \'window\''),
+        ({"draft": "longheads,select_from=128"}, 'or "longheads" with a window'),
         ({"method": "window"}, "needs the method full or dca, not 'window,n_sink=4'"),
         ({"method": "longheads"}, "needs the method full or dca, not 'longheads'"),
         ({"method": "corm"}, "needs the method full or dca, not"),

@@ -4,12 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from llamas import F32, TEXT, new
+from mtp_models import make_apt
 from needs import need
 from serving import poster, running
 
 need("server", "fastapi", "httpx")
 
-from pylongctx import DraftChain, ModelDraft, NgramDraft  # noqa: E402
+from pylongctx import DraftChain, ModelDraft, MtpDraft, NgramDraft  # noqa: E402
+from pylongctx.engine.draft_length import DraftLength  # noqa: E402
 
 PROMPTS = [TEXT.decode() * n for n in (2, 3)]
 ASKED = {"n_predict": 40, "temperature": 0.0, "ignore_eos": True}
@@ -76,3 +78,16 @@ def test_a_draft_model_that_fails_ends_its_request_only(embedded_model):
         assert found.status_code == 500 and "no draft today" in found.text
         assert server.http.get("/health").status_code == 200
         assert server.http.post("/completion", json={"prompt": "It was", "n_predict": 0}).status_code == 200
+
+
+def test_drafts_of_the_block_of_a_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(DraftLength, "choose", lambda self, times, n_others, most: min(4, most))
+    path, said = make_apt(tmp_path, "glm4moe-nextn"), []
+    for draft in (None, MtpDraft(2)):
+        with running(n_seq=2, path=path, draft=draft, **F32) as server, ThreadPoolExecutor(2) as pool:
+            ask = poster(server)
+            texts = ("abcdefg" * 9, "hello" * 9)
+            answers = list(pool.map(lambda prompt, ask=ask: ask("/completion", prompt=prompt, **ASKED), texts))
+        said.append([answer["content"] for answer in answers])
+    assert said[0] == said[1]
+    assert all(0 < answer["timings"]["draft_n_accepted"] < answer["timings"]["draft_n"] for answer in answers)

@@ -11,12 +11,11 @@ from pylongctx.cli.values import layers
 if TYPE_CHECKING:
     from pylongctx.speculative import LlamaDraftModel
 
-NONE, MODEL, SELF = "none", "draft-simple", "longheads"
+NONE, MODEL, MTP, SELF = "none", "draft-simple", "draft-mtp", "longheads"
 NGRAMS = {"ngram-simple": False, "ngram-map-k": False, "ngram-map-k4v": True}  # whether the most common one is drafted
 MOD, CACHE = "ngram-mod", "ngram-cache"
-KNOWN = (NONE, *NGRAMS, MOD, CACHE, MODEL, SELF)
+KNOWN = (NONE, *NGRAMS, MOD, CACHE, MODEL, MTP, SELF)
 MISSING = {
-    "draft-mtp": "the blocks of a model that predict several tokens are not evaluated; use ngram-simple or -md",
     "draft-eagle3": "Eagle heads are not evaluated; use ngram-simple or -md",
     "draft-dflash": "DFlash models are not evaluated; use ngram-simple or -md",
     "draft-dspark": "DSpark models are not evaluated; use ngram-simple or -md",
@@ -44,10 +43,10 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
     env = "LLAMA_ARG_SPEC_DRAFT_MODEL"
     add("-md", "--spec-draft-model", "--model-draft", metavar="FILE", env=env, help=help)
     env = "LLAMA_ARG_SPEC_DRAFT_N_MAX"
-    add("--spec-draft-n-max", parse=integer, env=env, help="maximum tokens of a draft of the draft model (3)")
-    env, help = "LLAMA_ARG_SPEC_DRAFT_N_MIN", "shorter drafts of the draft model are not used (0)"
+    add("--spec-draft-n-max", parse=integer, env=env, help=f"maximum tokens of a draft of -md or {MTP} (3)")
+    env, help = "LLAMA_ARG_SPEC_DRAFT_N_MIN", f"shorter drafts of -md or {MTP} are not used (0)"
     add("--spec-draft-n-min", parse=integer, env=env, help=help)
-    env, help = "LLAMA_ARG_SPEC_DRAFT_P_MIN", "probability below which a draft of the draft model ends (0)"
+    env, help = "LLAMA_ARG_SPEC_DRAFT_P_MIN", f"probability below which a draft of -md or {MTP} ends (0)"
     add("--spec-draft-p-min", "--draft-p-min", parse=number, metavar="P", env=env, help=help)
     add("--spec-draft-threads", "-td", "--threads-draft", parse=integer, help="threads of the draft model (-t)")
     help = "threads of the draft model for prompts (-td)"
@@ -86,8 +85,24 @@ def kinds(text: str) -> list[str]:
 
 
 def own_draft(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the argument of Llama by which the model drafts itself; it comes after other kinds."""
-    return {"draft": SELF} if SELF in (args.spec_type or ()) else {}
+    """Return the argument of Llama by which the model drafts itself; it comes after other kinds.
+
+    Raises
+    ------
+    ValueError
+        When there are two, or one of them comes before another kind.
+    """
+    wanted = [kind for kind in args.spec_type or () if kind != NONE]
+    own = [kind for kind in wanted if kind in (MTP, SELF)]
+    if len(own) > 1:
+        raise ValueError(f"--spec-type: the model drafts itself in one way, {MTP} or {SELF}, not both")
+    if own and wanted[-1] != own[0]:
+        raise ValueError(f"--spec-type: {own[0]} comes after other kinds, not before {wanted[-1]}")
+    if own == [MTP]:
+        from pylongctx.mtp_draft import MtpDraft
+
+        return {"draft": MtpDraft(**_given(args, NUMBERS))}
+    return {"draft": SELF} if own else {}
 
 
 def draft_model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int = 1) -> "LlamaDraftModel | None":
@@ -112,14 +127,18 @@ def draft_model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int =
     wanted = list(args.spec_type or ())
     if args.spec_default and MOD not in wanted:
         wanted.append(MOD)
+    if args.spec_draft_model and MTP in wanted and MODEL not in wanted:
+        raise ValueError(f"{MTP} uses the block in the file of the model: leave out -md, or add {MODEL}")
     if args.spec_draft_model and MODEL not in wanted:
         wanted.append(MODEL)
     if MODEL in wanted and not args.spec_draft_model:
         raise ValueError(f"--spec-type {MODEL} needs a draft model: add -md FILE")
-    unused = [name for name in (*NUMBERS.values(), *OPENED.values()) if getattr(args, name) is not None]
+    names = [*(() if MTP in wanted else NUMBERS.values()), *OPENED.values()]
+    unused = [name for name in names if getattr(args, name) is not None]
     if unused and MODEL not in wanted:
         raise ValueError(f"--{unused[0].replace('_', '-')} is for a draft model: add -md FILE")
-    models = [_model(args, given, n_seq) if kind == MODEL else _ngram(args, kind) for kind in wanted if kind != SELF]
+    others = [kind for kind in wanted if kind not in (MTP, SELF)]
+    models = [_model(args, given, n_seq) if kind == MODEL else _ngram(args, kind) for kind in others]
     return models[0] if len(models) == 1 else DraftChain(models) if models else None
 
 

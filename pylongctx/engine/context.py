@@ -167,6 +167,23 @@ class Context:
             if not lib.lctx_context_select_from(self.handle, first):
                 raise error(lib.LCTX_INVALID, text(lib.lctx_context_error(self.handle)) or "refused")
 
+    def can_draft(self, seq: int = 0) -> bool:
+        """Return True if the MTP block knows the hidden state of the last token of a sequence."""
+        with self._lock:
+            return bool(lib.lctx_mtp_ready(self.handle, seq))
+
+    def draft_step(
+        self, tokens: NDArray[np.int32], positions: NDArray[np.int32], seqs: NDArray[np.int32]
+    ) -> NDArray[np.float32]:
+        """Evaluate a token of each sequence in the MTP block, int32 [n] each; returns logits, float32 [n, n_vocab]."""
+        logits = np.empty((len(tokens), self.n_vocab), np.float32)
+        buffers = [in_buffer("tokens", tokens, np.int32), in_buffer("positions", positions, np.int32)]
+        buffers += [in_buffer("seqs", seqs, np.int32), out_buffer("logits", logits, np.float32)]
+        with self._lock:
+            handle = self.handle
+            check(lib.lctx_mtp_step(handle, len(tokens), *buffers), lib.lctx_context_error(handle))
+        return logits
+
     def begin_replay(self, seq: int = 0) -> int:
         """Start votes by queries of new tokens; returns after how many ``truncate`` can still restore this state."""
         with self._lock:

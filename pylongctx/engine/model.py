@@ -43,6 +43,7 @@ class Model:
         if why := why_not_gguf(path):
             raise ModelRefused(f"{path} is not a GGUF file: {why}", lib.LCTX_INVALID)
         self.overrides: dict[str, Any] = settings.get("kv_overrides") or {}
+        self.has_mtp = bool(settings.get("mtp"))
         check_gguf(path, self.overrides)
         overrides = as_json(self.overrides, settings.get("override_tensor")).encode()
         split, servers = settings.get("tensor_split", []), settings.get("rpc_servers", "")

@@ -23,6 +23,8 @@ from pylongctx.engine.session import Session
 from pylongctx.errors import LctxError, ModelRefused
 from pylongctx.lora import Adapters
 from pylongctx.methods import DualChunk, Full, LongHeads, Method, parse
+from pylongctx.mtp_draft import NAME as MTP
+from pylongctx.mtp_draft import MtpDraft
 from pylongctx.speculative import DraftChain, SelfDraft
 from pylongctx.store.library import StoredTexts
 from pylongctx.store.store import DEFAULT_LIMIT, KVStore
@@ -69,7 +71,7 @@ class OpenedModel:
             way_out = guess(self.path, CATALOG) or "; pylongctx get lists models to download"
             raise ValueError(f"Model path does not exist: {self.path}{way_out}")
         self.verbose = bool(given["verbose"])
-        self.given = given
+        self.given = given = _with_drafts(given)
         arguments.check_later(given)
         arguments.warn_without_device(given["n_gpu_layers"], given["rpc_servers"], self.verbose)
         self.threads = arguments.thread_counts(given["n_threads"], given["n_threads_batch"])
@@ -85,9 +87,11 @@ class OpenedModel:
         self.evicts = arguments.evicts(given)
         if self.evicts:
             spec = evicting(spec)
-        if given["draft"] is not None:
+        if self._mtp is not None:
+            settings |= {"mtp": 1}
+        elif given["draft"] is not None:
             spec = drafting_spec(spec, given["draft"], settings["n_ctx"])
-        check_draft(given["draft_model"], parse(spec) if spec else None)
+        check_draft(given["draft_model"] or self._mtp, parse(spec) if spec else None)
         kept = arguments.store_settings(given, DEFAULT_LIMIT)
         self.store: KVStore | None = None
         self.library: StoredTexts | None = None
@@ -95,9 +99,9 @@ class OpenedModel:
         if given["vocab_only"]:
             self._set_log_level()
             if given["preflight"]:
-                try_model(self.path, arguments.model_settings(given))
-            self.model = Model(self.path, arguments.model_settings(given))
-        elif given["method"] == AUTO and spec and given["draft"] is None:
+                try_model(self.path, self._where())
+            self.model = Model(self.path, self._where())
+        elif given["method"] == AUTO and spec and (given["draft"] is None or self._mtp is not None):
             self._open_auto(settings, spec)
         else:
             self._open(settings, spec)
@@ -133,16 +137,23 @@ class OpenedModel:
         """The full identity of KV entries; waits until the files of the model are hashed."""
         return {**self.row_identity, WEIGHTS: self.files.weights()}
 
+    @property
+    def _mtp(self) -> MtpDraft | None:
+        """The drafts of the model's MTP block, if they are wanted."""
+        own = self.given["draft"]
+        return own if isinstance(own, MtpDraft) else None
+
+    def _where(self) -> dict[str, Any]:
+        """Return the settings of the model."""
+        return arguments.model_settings(self.given) | {"mtp": int(self._mtp is not None)}
+
     def _draft_model(self) -> DraftModel | None:
         """Return what drafts: the given model first, then the model itself."""
         given: DraftModel | None = self.given["draft_model"]
-        own = self.given["draft"]
-        if own is None or self.context is None:
+        if self.given["draft"] is None or self.context is None:
             return given
-        chosen = parse(self.context.method)
-        assert isinstance(chosen, LongHeads) and chosen.window is not None
-        drafts = SelfDraft(chosen.window)
-        return drafts if given is None else DraftChain([given, drafts])
+        own = self._mtp or _self_draft(self.context)
+        return own if given is None else DraftChain([given, own])
 
     def _open_store(self, context: Context, folder: str, limit: int, words: bool) -> None:
         self.store = KVStore(folder, limit, lambda: self.row_identity, self.files.weights, words)
@@ -158,7 +169,7 @@ class OpenedModel:
         except ModelRefused:
             raise
         except InvalidInput as reason:
-            if serves(self.path, arguments.model_settings(self.given), settings, spec):
+            if serves(self.path, self._where(), settings, spec):
                 raise  # a setting was refused, not the model
             if self.evicts:
                 raise error(reason.status, f"{NO_EVICTION}: {reason}") from None
@@ -169,7 +180,7 @@ class OpenedModel:
             LOG.warning("llama.cpp's own KV cache is used, without a method: %s", reason)
 
     def _open(self, settings: dict[str, Any], spec: str) -> None:
-        where = arguments.model_settings(self.given)
+        where = self._where()
         if self.given["preflight"]:
             try_model(self.path, where, settings, spec)
             settings = fit(self.path, where, settings, spec)
@@ -228,6 +239,18 @@ def _load(path: str, settings: dict[str, Any]) -> tuple[Model, ModelFiles]:
     return model, files
 
 
+def _with_drafts(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments with ``draft="mtp"`` as an object."""
+    return {**given, "draft": MtpDraft()} if given["draft"] == MTP else given
+
+
+def _self_draft(context: Context) -> SelfDraft:
+    """Return the drafts of a context whose queries can choose."""
+    chosen = parse(context.method)
+    assert isinstance(chosen, LongHeads) and chosen.window is not None
+    return SelfDraft(chosen.window)
+
+
 def drafting_spec(spec: str, draft: Method | str, n_ctx: int) -> str:
     """Return the method of a context that reads like ``spec``, and drafts by selecting chunks.
 
@@ -240,7 +263,7 @@ def drafting_spec(spec: str, draft: Method | str, n_ctx: int) -> str:
     """
     chosen = draft if isinstance(draft, Method) else parse(draft)
     if not isinstance(chosen, LongHeads) or chosen.select_from is not None:
-        raise ValueError(f'draft must be "longheads", with a window if wanted, not {str(draft)!r}')
+        raise ValueError(f'draft must be "mtp", or "longheads" with a window if wanted, not {str(draft)!r}')
     base = parse(spec) if spec else None
     if not isinstance(base, (Full, DualChunk)) or base not in (Full(), DualChunk()):
         raise ValueError(f"draft={str(draft)!r} needs the method full or dca, not {spec or None!r}")

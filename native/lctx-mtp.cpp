@@ -1,0 +1,79 @@
+// The C API: drafts by the MTP block of a model.
+#include "firewall.h"
+#include "handles.h"
+#include "log.h"
+#include "refusal.h"
+
+#include <cstring>
+#include <set>
+
+namespace {
+
+bool is_sequence(const lctx_context * ctx, int32_t seq) {
+    return seq >= 0 && seq < (int32_t)llama_n_seq_max(ctx->ctx);
+}
+
+// Throws unless every token can follow its sequence, and none is there twice.
+void check(const lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs) {
+    if (!ctx->mtp) {
+        throw lctx_refusal("the context was created without mtp");
+    }
+    if (n_tokens < 1 || n_tokens > (int32_t)std::min(llama_n_seq_max(ctx->ctx), llama_n_batch(ctx->ctx))) {
+        throw lctx_refusal("a step takes 1 .. " + std::to_string(llama_n_seq_max(ctx->ctx)) + " tokens, not " + std::to_string(n_tokens));
+    }
+    std::set<int32_t> used;
+    for (int32_t i = 0; i < n_tokens; i++) {
+        if (tokens[i] < 0 || tokens[i] >= llama_vocab_n_tokens(ctx->model->vocab)) {
+            throw lctx_refusal("token id " + std::to_string(tokens[i]) + " is outside the vocabulary");
+        }
+        if (!is_sequence(ctx, seqs[i]) || !used.insert(seqs[i]).second) {
+            throw lctx_refusal("a step takes one token of each sequence, of 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1));
+        }
+        if (pos[i] < lctx_n_past(ctx, seqs[i]) || !ctx->mtp->knows(seqs[i], pos[i] - 1)) {
+            throw lctx_refusal("the hidden state before position " + std::to_string(pos[i]) + " of sequence " + std::to_string(seqs[i]) +
+                               " is not known");
+        }
+    }
+}
+
+llama_batch batch_of(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs) {
+    for (int32_t i = 0; i < n_tokens; i++) {
+        ctx->pos[i] = pos[i];
+        ctx->seq[i] = seqs[i];
+        ctx->output[i] = 1;
+    }
+    return {n_tokens,          const_cast<llama_token *>(tokens), nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(),
+            ctx->output.data()};
+}
+
+}  // namespace
+
+int32_t lctx_mtp_ready(const lctx_context * ctx, int32_t seq) {
+    return ctx->mtp && is_sequence(ctx, seq) && ctx->mtp->knows(seq, lctx_n_past(ctx, seq) - 1);
+}
+
+int32_t lctx_mtp_step(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs,
+                      float * logits) {
+    int32_t status = LCTX_INVALID;
+    ctx->error = lctx_rpc_lost(ctx->model->servers);
+    if (!ctx->error.empty()) {
+        return LCTX_LOST;
+    }
+    lctx_guard(&ctx->error, [&] {
+        check(ctx, n_tokens, tokens, pos, seqs);
+        lctx_log_begin();
+        const int32_t found = ctx->mtp->step(batch_of(ctx, n_tokens, tokens, pos, seqs));
+        status = found == LCTX_OK || found == LCTX_NO_SLOT ? found : LCTX_FAILED;
+        if (status != LCTX_OK) {
+            throw lctx_refusal(lctx_log_errors("the MTP block could not be evaluated"));
+        }
+        const size_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
+        memcpy(logits, llama_get_logits(ctx->mtp->context()), n_tokens * n_vocab * sizeof(float));
+    });
+    const std::string lost = lctx_rpc_lost(ctx->model->servers);
+    if (!lost.empty()) {
+        ctx->error = lost;
+        return LCTX_LOST;
+    }
+    return status;
+}
