@@ -23,7 +23,8 @@ FLOATS = (float("nan"), float("inf"), -float("inf"), -1e30, -1.0, -0.0, 0.0, 1e-
 class Caller:
     """Random calls on one context."""
 
-    def __init__(self, session: Session, method: str, rng: random.Random) -> None:
+    def __init__(self, session: Session, method: str, rng: random.Random, drafts: bool) -> None:
+        self.drafts = drafts
         self.session, self.ctx, self.has_method, self.rng = session, session.ctx, bool(method), rng
         self.waits = method.endswith("kvzip")
 
@@ -63,6 +64,27 @@ class Caller:
         n = self.rng.choice([number for number in NUMBERS if not 1 <= number <= 48])
         assert lib.lctx_decode(self.ctx, [1], n, self.number(), ffi.NULL, 0) == lib.LCTX_INVALID
         assert self.lengths() == before
+
+    def draft(self) -> None:
+        """Steps of the MTP block after sequences that it knows, or with something that is wrong."""
+        before = self.lengths()
+        known = [seq for seq in range(3) if lib.lctx_mtp_ready(self.ctx, seq)]
+        seqs = self.rng.sample(known, self.rng.randrange(len(known) + 1))
+        for step in range(3):
+            tokens, pos = [self.rng.randrange(3, 100) for _ in seqs], [before[seq] + step for seq in seqs]
+            used, spoil = list(seqs), self.rng.randrange(9) if seqs else 9
+            if spoil < 3:
+                (used, pos, tokens)[spoil][self.rng.randrange(len(seqs))] = self.number()
+            logits = ffi.new("float[]", 3 * self.session.n_vocab)
+            n = len(seqs) if spoil != 3 else self.rng.choice([-1, 0, 4, 2**31 - 1])
+            status = lib.lctx_mtp_step(self.ctx, n, tokens, pos, used, logits)
+            if seqs and spoil > 3:
+                assert status == lib.LCTX_OK or max(pos) >= SIZES["n_ctx"], self.session.error
+            assert status == lib.LCTX_OK or self.session.error
+            assert self.lengths() == before
+            if status != lib.LCTX_OK or spoil < 3:
+                break
+        lib.lctx_mtp_ready(self.ctx, self.number())
 
     def seq_rm(self) -> None:
         before, seq = self.lengths(), self.number()
@@ -279,21 +301,26 @@ class Caller:
         lib.lctx_context_free(ctx)
 
     def any(self) -> None:
-        usual = [self.decode] * 6 + [self.seq_rm, self.seq_cp, self.state, self.ask, self.checkpoint]
+        usual = (
+            [self.decode] * 6
+            + [self.draft] * 6 * self.drafts
+            + [self.seq_rm, self.seq_cp, self.state, self.ask, self.checkpoint]
+        )
         rare = [self.seq_keep, self.decode_none, self.trace, self.sampler, self.logprobs, self.vocabulary]
         rare += [self.parts, self.parts, self.drop, self.drop, self.compress] + [self.compress] * 6 * self.waits
-        rare += [self.context] + ([] if self.has_method else [self.embed])
+        rare += [self.draft, self.context] + ([] if self.has_method else [self.embed])
         self.rng.choice(usual if self.rng.random() < 0.7 else rare)()
 
 
 def main() -> None:
     path, method, *seeds = sys.argv[1:]
     lib.lctx_log_set_level(0)
-    with Session(ffi, lib, path, method, **SIZES) as session:
+    drafts = "-nextn" in path  # the models that have a block for that
+    with Session(ffi, lib, path, method, {"mtp": drafts}, **SIZES, mtp=drafts) as session:
         text = list(range(3, 40))
         want = session.decode(text)
         for seed in tries(*seeds):
-            caller = Caller(session, method, random.Random(seed))
+            caller = Caller(session, method, random.Random(seed), drafts)
             for _ in range(20):
                 caller.any()
                 session.check()

@@ -55,6 +55,9 @@ CASES = {
         ("qwen3next", EVICTING),
         ("qwen3next", "kvzip"),
         ("deepseek4", ""),
+        ("glm4moe-nextn", "full"),
+        ("step35-nextn", ""),
+        ("qwen35-nextn", "full"),
     ],
 }
 

@@ -10,24 +10,18 @@ import numpy as np
 from random_model import write_model
 from test_dropin import checked, run
 from tiny_gguf import Shape
-from tiny_hybrids import HYBRIDS, NEXTN
+from tiny_hybrids import HYBRIDS
+from tiny_indexed import INDEXED
 from tiny_models import RECIPES
 from tiny_nextn import with_head
 
 SHAPE = Shape(n_embd=128, n_ctx_train=512)
-HEAD = f" {NEXTN}"
-
-
-def _hybrid(name: str) -> dict:
-    """Return the recipe of a hybrid whose file ends with one more attention layer."""
-    recipe = HYBRIDS[name]
-    block = recipe.layer[1] + HEAD
-    return {f"{name}-nextn": replace(recipe, layer=(*2 * recipe.layer, block), arch=name,
-                                     shape=recipe.shape | {"n_layer": 5},
-                                     meta=recipe.meta | {"nextn_predict_layers": 1})}  # fmt: skip
-
-
-MODELS = RECIPES | _hybrid("qwen35moe") | _hybrid("qwen3next")
+MODELS = RECIPES | {
+    "qwen35moe-nextn": with_head(HYBRIDS["qwen35moe"], "qwen35moe", 4, 1),
+    "qwen3next-nextn": with_head(HYBRIDS["qwen3next"], "qwen3next", 4, 1),
+    "deepseek32-nextn": with_head(INDEXED["deepseek32"], "deepseek32", 3, 1),
+    "glm-dsa-nextn": with_head(INDEXED["glm-dsa"], "glm-dsa", 3, 1),
+}
 MODELS["step35-two"] = with_head(MODELS["step35-nextn"], "step35", 5, 0, nextn_predict_layers=2, **{
     "attention.head_count": [4, 6, 6, 4, 4, 4], "attention.head_count_kv": [2, 1, 1, 2, 2, 2]})  # fmt: skip
 TRUNK = MODELS["hy_v3-nextn"]
@@ -35,6 +29,7 @@ TRUNK_LAYERS = tuple(" ".join(word for word in one.split() if not word.startswit
 MODELS["hy_v3-trunk"] = replace(TRUNK, layer=TRUNK_LAYERS)  # its metadata says that there is a block
 ATTENTION = ["glm4moe-nextn", "hy_v3-nextn", "cohere2moe-nextn", "step35-nextn", "deepseek2-nextn"]
 HYBRID = ["qwen35-nextn", "qwen35moe-nextn", "qwen3next-nextn"]
+WITH_INDEXER = ["deepseek32-nextn", "glm-dsa-nextn"]  # without a method
 WRITES = ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "ssm_out")  # what adds to the residual
 
 
@@ -61,6 +56,7 @@ def make_apt(folder: Path, name: str) -> Path:
 
 # What llama.cpp's program does with the block, on a whole text at once: the state before each token is that of the
 # previous one, zeros before the first; a draft token is evaluated with the state that the block made of the one before.
+# first: the block does not evaluate the tokens before; unknown: the state before this token is zeros too.
 PROGRAM = """
 import ctypes, json, sys
 import llama_cpp.llama_cpp as C, numpy as np
@@ -100,12 +96,14 @@ for name, (path, texts) in jobs.items():
     model = C.llama_model_load_from_file(path.encode(), params)
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
     n_embd = C.llama_model_n_embd(model)
-    for i, text in enumerate(texts):
+    for i, (text, first, unknown) in enumerate(texts):
         main, block = context(model, 0), context(model, 1)
         n = len(text) - 1
         decode(main, text[:n], 0, None, 0)
         states = np.stack([np.ctypeslib.as_array(state_of(main, k), (n_embd,)) for k in range(n)])
-        decode(block, text[:n], 0, np.concatenate([np.zeros((1, n_embd), np.float32), states[:-1]]), 0)
+        before = np.concatenate([np.zeros((1, n_embd), np.float32), states[:-1]])
+        before[unknown] = 0
+        decode(block, text[first:n], first, before[first:], 0)
         token, state, rows = text[n], states[-1:].copy(), []
         for k in range(n_draft):
             decode(block, [token], n + k, state, 1)
@@ -119,8 +117,11 @@ np.savez(out, **found)
 """
 
 
-def stock_drafts(jobs: dict[str, tuple[str, list[list[int]]]], n_draft: int, out: Path) -> dict[str, list[np.ndarray]]:
-    """Return the logits of the drafts of unpatched llama.cpp, float32 [n_draft, n_vocab] for each text of a model."""
+def stock_drafts(jobs: dict[str, tuple[str, list[tuple]]], n_draft: int, out: Path) -> dict[str, list[np.ndarray]]:
+    """Return the logits of the drafts of unpatched llama.cpp, float32 [n_draft, n_vocab] for each text of a model.
+
+    jobs: by name, a path and texts with two numbers, see ``PROGRAM``.
+    """
     checked(run(PROGRAM, json.dumps(jobs), n_draft, out, environment={}))
     found = dict(np.load(out))
     return {name: [found[f"{name}/{i}"] for i in range(len(texts))] for name, (_, texts) in jobs.items()}
