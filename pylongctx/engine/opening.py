@@ -91,7 +91,8 @@ class OpenedModel:
             settings |= {"mtp": 1}
         elif given["draft"] is not None:
             spec = drafting_spec(spec, given["draft"], settings["n_ctx"])
-        check_draft(given["draft_model"] or self._mtp, parse(spec) if spec else None)
+        drafts = self._mtp if given["draft_model"] is None else given["draft_model"]
+        check_draft(drafts, parse(spec) if spec else None)
         kept = arguments.store_settings(given, DEFAULT_LIMIT)
         self.store: KVStore | None = None
         self.library: StoredTexts | None = None
