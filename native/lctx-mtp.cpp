@@ -1,4 +1,5 @@
 // The C API: drafts by the MTP block of a model.
+#include "context-sequences.h"
 #include "firewall.h"
 #include "handles.h"
 #include "log.h"
@@ -8,10 +9,6 @@
 #include <set>
 
 namespace {
-
-bool is_sequence(const lctx_context * ctx, int32_t seq) {
-    return seq >= 0 && seq < (int32_t)llama_n_seq_max(ctx->ctx);
-}
 
 // Throws unless every token can follow its sequence, and none is there twice.
 void check(const lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs) {
@@ -26,7 +23,7 @@ void check(const lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, c
         if (tokens[i] < 0 || tokens[i] >= llama_vocab_n_tokens(ctx->model->vocab)) {
             throw lctx_refusal("token id " + std::to_string(tokens[i]) + " is outside the vocabulary");
         }
-        if (!is_sequence(ctx, seqs[i]) || !used.insert(seqs[i]).second) {
+        if (!lctx_is_sequence(ctx, seqs[i]) || !used.insert(seqs[i]).second) {
             throw lctx_refusal("a step takes one token of each sequence, of 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1));
         }
         if (pos[i] < lctx_n_past(ctx, seqs[i]) || !ctx->mtp->knows(seqs[i], pos[i] - 1)) {
@@ -49,7 +46,7 @@ llama_batch batch_of(lctx_context * ctx, int32_t n_tokens, const int32_t * token
 }  // namespace
 
 int32_t lctx_mtp_ready(const lctx_context * ctx, int32_t seq) {
-    return ctx->mtp && is_sequence(ctx, seq) && ctx->mtp->knows(seq, lctx_n_past(ctx, seq) - 1);
+    return ctx->mtp && lctx_is_sequence(ctx, seq) && ctx->mtp->knows(seq, lctx_n_past(ctx, seq) - 1);
 }
 
 int32_t lctx_mtp_step(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs,
