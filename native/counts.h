@@ -1,9 +1,13 @@
-// What contexts report in numbers: the part of the C API that the memory fills in. The block between the markers is part of the cffi cdef.
+// The part of the C API that the rooms below it know: status codes, and what contexts report in numbers. The block between the markers is
+// part of the cffi cdef.
 #pragma once
 
 #include <stdint.h>
 
 // [cdef begin]
+
+// Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
+enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2, LCTX_LOST = -3 };
 
 // What a context holds on one device, in bytes.
 typedef struct lctx_sizes {

@@ -1,7 +1,7 @@
 // No exception crosses extern "C".
 #pragma once
 
-#include "lctx.h"
+#include "counts.h"
 
 #include <cstdio>
 #include <exception>

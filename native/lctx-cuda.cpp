@@ -1,9 +1,9 @@
 // The C API: the CUDA backend where it is a library of its own.
+#include "backend.h"
 #include "cuda/module.h"
 #include "firewall.h"
 #include "handles.h"
 #include "lctx.h"
-#include "memory/arena.h"
 
 #include <dlfcn.h>
 #include <memory>
@@ -14,6 +14,11 @@
 #endif
 
 namespace {
+
+#ifdef LCTX_CUDA_ARENA
+// Before anything can open a context: programs of llama.cpp do so without the C API.
+[[maybe_unused]] const bool is_registered = (lctx_arena_use(&lctx_cuda_memory), true);
+#endif
 
 std::mutex loading;
 const char * architectures = LCTX_CUDA_ARCHITECTURES;
@@ -54,7 +59,7 @@ void load(const char * path) {
     const lctx_cuda_module & module = module_of(library.get());
     module.log_set(forward_log, nullptr);
     ggml_backend_register(module.backend());
-    lctx_arena_use_cuda(module.arenas);
+    lctx_arena_use(module.memory);
     architectures = module.architectures;
     library.release();  // its devices stay until the process ends
 }

@@ -21,9 +21,6 @@ extern "C" {
 
 enum { LCTX_ABI_VERSION = 23 };
 
-// Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
-enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2, LCTX_LOST = -3 };
-
 typedef struct lctx_model lctx_model;
 typedef struct lctx_context lctx_context;
 typedef struct lctx_sampler lctx_sampler;

@@ -69,7 +69,7 @@ class Session:
     def check(self) -> None:
         """Raise ValueError if what the cache knows of its sequences and pages contradicts itself."""
         if harness is not None and self.ctx != self.ffi.NULL:
-            address = int(self.ffi.cast("uintptr_t", self.ctx))
+            address = int(self.ffi.cast("uintptr_t", self.lib.lctx_context_llama(self.ctx)))
             args = harness.ffi.new("lctx_check_args *", {"context": harness.ffi.cast("void *", address)})
             harness.call(harness.lib.lctx_check_run, args)
 

@@ -1,37 +1,28 @@
 // From ggml nodes to the CPU kernels.
+#include "../backend.h"
 #include "../hooks.h"
 #include "../ops/nodes.h"
 
 #include "ggml-cpu-impl.h"
 #include "kernels.h"
 
-#ifdef LCTX_EMULATE
-#include "../cuda/dispatch.h"
+static const lctx_kernels * registered = nullptr;
 
-#include <cstdlib>
-
-// Few multiprocessors, yet enough to split the work.
-static lctx_cuda_device emulated() {
-    return {4, lctx_emulated_shared()};
+void lctx_cpu_use(const lctx_kernels * kernels) {
+    registered = kernels;
 }
 
-static constexpr size_t EMULATED_ALIGN = 256;
-
-// For tests, which say so in the environment: the CUDA kernels in place of these.
-static bool is_emulated(const ggml_tensor * dst) {
-    return getenv("LCTX_EMULATE_CUDA") && !lctx_cuda_refusal(emulated(), dst);
+static bool is_taken(const ggml_tensor * node) {
+    return registered && registered->takes(node);
 }
-#endif
 
 void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
-#ifdef LCTX_EMULATE
-    if (is_emulated(dst)) {
+    if (is_taken(dst)) {
         if (params->ith == 0) {
-            lctx_cuda_run({emulated(), nullptr, (char *)GGML_PAD((uintptr_t)params->wdata, EMULATED_ALIGN)}, dst);
+            registered->run(dst, params->wdata);
         }
         return;
     }
-#endif
     switch ((lctx_op)dst->op_params[0]) {
         case LCTX_OP_ANGLES:    return lctx_cpu_angles(params, lctx_angles_args_of(dst));
         case LCTX_OP_STORE:     return lctx_cpu_store(params, lctx_store_args_of(dst));
@@ -47,11 +38,9 @@ void lctx_cpu_forward(const ggml_compute_params * params, ggml_tensor * dst) {
 }
 
 size_t lctx_cpu_wsize(const ggml_tensor * dst, int n_tasks) {
-#ifdef LCTX_EMULATE
-    if (is_emulated(dst)) {
-        return lctx_cuda_wsize(emulated(), dst) + EMULATED_ALIGN;
+    if (is_taken(dst)) {
+        return registered->wsize(dst);
     }
-#endif
     switch ((lctx_op)dst->op_params[0]) {
         case LCTX_OP_ANGLES:    return 0;
         case LCTX_OP_STORE:     return lctx_cpu_store_wsize(lctx_store_args_of(dst), n_tasks);

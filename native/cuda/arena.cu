@@ -168,7 +168,7 @@ size_t grain(ggml_backend_buffer_type_t buft) {
     return device >= 0 ? grain_of(device) : 0;
 }
 
-class arena final : public lctx_cuda_arena {
+class arena final : public lctx_device_range {
   public:
     arena(ggml_backend_buffer_type_t buft, int device, size_t grain, char * data, size_t n)
         : buft_(buft), memory_{device, data, n * grain}, grain_(grain), is_committed_(n, false) {}
@@ -191,7 +191,7 @@ class arena final : public lctx_cuda_arena {
     std::vector<bool> is_committed_;  // per grain: each is a mapping of its own, since a part of one cannot be unmapped
 };
 
-lctx_cuda_arena * reserve(ggml_backend_buffer_type_t buft, size_t size) {
+lctx_device_range * reserve(ggml_backend_buffer_type_t buft, size_t size) {
     const int device = device_of(buft);
     if (size == 0 || device < 0 || cudaSetDevice(device) != cudaSuccess) {
         return nullptr;
@@ -266,4 +266,4 @@ void arena::give_back(size_t from, size_t end) {
 
 }  // namespace
 
-const lctx_cuda_arenas lctx_cuda_own_arenas = {pinned_buffer, grain, reserve};
+const lctx_device_memory_kind lctx_cuda_memory = {pinned_buffer, grain, reserve};

@@ -12,7 +12,7 @@ struct lctx_cuda_module {
     const char * architectures;  // a JSON list
     ggml_backend_reg_t (*backend)(void);
     void (*log_set)(ggml_log_callback callback, void * user_data);
-    const lctx_cuda_arenas * arenas;  // nullptr: compiled without virtual memory
+    const lctx_device_memory_kind * memory;  // nullptr: compiled without virtual memory
 };
 
 // The one symbol that is looked up.

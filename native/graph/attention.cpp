@@ -1,5 +1,4 @@
-#include "attention.h"
-
+// Attention of one layer: peel the RoPE, chain the sub-ops. lctx_build_attn (hooks.h) is its entry.
 #include "../architectures.h"
 #include "../hooks.h"
 #include "chain.h"
@@ -60,12 +59,6 @@ ggml_tensor * center_of(const lctx_inputs & inputs, const lctx_peeled & key, con
 }
 
 }  // namespace
-
-void lctx_add(const llm_graph_context & graph, const lctx_kv_store & store, ggml_tensor * node, const char * name, int il) {
-    ggml_backend_sched_set_tensor_backend(graph.sched, node, store.backend());
-    graph.cb(node, name, il);
-    ggml_build_forward_expand(graph.gf, node);
-}
 
 ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i * inp, ggml_tensor * wo, ggml_tensor * wo_b,
                               ggml_tensor * wo_s, ggml_tensor * q_cur, ggml_tensor * k_cur, ggml_tensor * v_cur, ggml_tensor * kq_b,

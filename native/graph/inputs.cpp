@@ -2,7 +2,6 @@
 
 #include "../hooks.h"
 #include "../ops/fixed.h"
-#include "attention.h"
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
@@ -113,6 +112,12 @@ template <class Hybrid, class Attn> std::unique_ptr<Hybrid> make_hybrid_input(co
 }
 
 }  // namespace
+
+void lctx_add(const llm_graph_context & graph, const lctx_kv_store & store, ggml_tensor * node, const char * name, int il) {
+    ggml_backend_sched_set_tensor_backend(graph.sched, node, store.backend());
+    graph.cb(node, name, il);
+    ggml_build_forward_expand(graph.gf, node);
+}
 
 lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache) : cache(cache), graph(graph.gf) {
     const lctx_method & method = cache.method();

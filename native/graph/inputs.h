@@ -50,6 +50,9 @@ class lctx_inputs {
     std::deque<table> tables_;
 };
 
+// Add a node to the graph. It runs where the rows of the layer are; the scheduler would move the pools where the weights are.
+void lctx_add(const llm_graph_context & graph, const lctx_kv_store & store, ggml_tensor * node, const char * name, int il);
+
 // How build_attn finds them in whatever input a model's graph hands it.
 class lctx_has_inputs {
   public:

@@ -171,7 +171,7 @@ int32_t lctx_lookups_run(lctx_lookups_args * args, char * err, size_t err_size);
 // Whether the sequences and pages of a context with a method contradict each other (native/memory/sequences.h has what holds); without one
 // nothing is checked.
 typedef struct lctx_check_args {
-    const void * context;  // lctx_context
+    const void * context;  // that lctx_context_llama returns
 } lctx_check_args;
 
 int32_t lctx_check_run(lctx_check_args * args, char * err, size_t err_size);

@@ -1,8 +1,8 @@
 // What the runs of single ops share: checked arguments, a graph on a device.
 #pragma once
 
+#include "../counts.h"
 #include "../firewall.h"
-#include "../lctx.h"
 #include "../ops/ops.h"
 #include "../refusal.h"
 #include "ggml-backend.h"

@@ -1,6 +1,6 @@
 #include "arena.h"
 
-#include "../cuda/arena.h"
+#include "../backend.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -86,10 +86,10 @@ class buffer_arena final : public lctx_arena {
     explicit buffer_arena(ggml_backend_buffer_t buffer) { buffer_.reset(buffer); }
 };
 
-class cuda_arena final : public lctx_arena {
+class device_arena final : public lctx_arena {
   public:
-    explicit cuda_arena(lctx_cuda_arena * range) : range_(range) { buffer_.reset(range_->new_buffer()); }
-    ~cuda_arena() override { buffer_.reset(); }
+    explicit device_arena(lctx_device_range * range) : range_(range) { buffer_.reset(range_->new_buffer()); }
+    ~device_arena() override { buffer_.reset(); }
 
     bool commits() const override { return true; }
     bool commit(size_t from, size_t end) override { return range_->commit(from, end); }
@@ -97,26 +97,22 @@ class cuda_arena final : public lctx_arena {
     uint64_t committed() const override { return range_->committed(); }
 
   private:
-    std::unique_ptr<lctx_cuda_arena> range_;
+    std::unique_ptr<lctx_device_range> range_;
 };
 
-#ifdef LCTX_CUDA_ARENA
-const lctx_cuda_arenas * cuda = &lctx_cuda_own_arenas;
-#else
-const lctx_cuda_arenas * cuda = nullptr;
-#endif
+const lctx_device_memory_kind * registered = nullptr;
 
-size_t cuda_grain(ggml_backend_buffer_type_t buft) {
-    return cuda ? cuda->grain(buft) : 0;
+size_t device_grain(ggml_backend_buffer_type_t buft) {
+    return registered ? registered->grain(buft) : 0;
 }
 
-std::unique_ptr<lctx_arena> create_on_cuda(ggml_backend_buffer_type_t buft, size_t size) {
-    lctx_cuda_arena * range = cuda ? cuda->reserve(buft, size) : nullptr;
-    return range ? std::make_unique<cuda_arena>(range) : nullptr;
+std::unique_ptr<lctx_arena> create_on_device(ggml_backend_buffer_type_t buft, size_t size) {
+    lctx_device_range * range = registered ? registered->reserve(buft, size) : nullptr;
+    return range ? std::make_unique<device_arena>(range) : nullptr;
 }
 
 ggml_backend_buffer_t pinned_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    return cuda ? cuda->pinned_buffer(buft, size) : nullptr;
+    return registered ? registered->pinned_buffer(buft, size) : nullptr;
 }
 
 std::unique_ptr<lctx_arena> on_buffer(ggml_backend_buffer_t buffer) {
@@ -136,14 +132,14 @@ std::unique_ptr<lctx_arena> create_on_host(size_t size, bool shrinks) {
 }  // namespace
 
 size_t lctx_arena_grain(ggml_backend_buffer_type_t buft) {
-    return buft == ggml_backend_cpu_buffer_type() ? std::max(system_page(), strict_grain()) : cuda_grain(buft);
+    return buft == ggml_backend_cpu_buffer_type() ? std::max(system_page(), strict_grain()) : device_grain(buft);
 }
 
 std::unique_ptr<lctx_arena> lctx_arena_create(ggml_backend_buffer_type_t buft, size_t size, bool shrinks) {
     if (buft == ggml_backend_cpu_buffer_type()) {
         return create_on_host(size, shrinks);
     }
-    auto arena = create_on_cuda(buft, size);
+    auto arena = create_on_device(buft, size);
     return arena ? std::move(arena) : on_buffer(ggml_backend_buft_alloc_buffer(buft, size));
 }
 
@@ -151,6 +147,6 @@ std::unique_ptr<lctx_arena> lctx_arena_create_far(ggml_backend_buffer_type_t buf
     return buft == ggml_backend_cpu_buffer_type() ? create_on_host(size, false) : on_buffer(pinned_buffer(buft, size));
 }
 
-void lctx_arena_use_cuda(const lctx_cuda_arenas * arenas) {
-    cuda = arenas;
+void lctx_arena_use(const lctx_device_memory_kind * kind) {
+    registered = kind;
 }

@@ -13,8 +13,6 @@
 #include <memory>
 #include <vector>
 
-struct lctx_cuda_arenas;
-
 class lctx_arena {
   public:
     virtual ~lctx_arena() = default;
@@ -77,9 +75,6 @@ class lctx_grains {
 
 // Bytes that are committed and given back together in arenas of this buffer type; 0: they are allocated as a whole.
 size_t lctx_arena_grain(ggml_backend_buffer_type_t buft);
-
-// From now on devices of CUDA have the arenas of a module; arenas: nullptr when it has none.
-void lctx_arena_use_cuda(const lctx_cuda_arenas * arenas);
 
 // Memory of this machine's host that the device of a buffer type reads and writes too; nullptr when there is no such thing, or none left.
 std::unique_ptr<lctx_arena> lctx_arena_create_far(ggml_backend_buffer_type_t buft, size_t size);

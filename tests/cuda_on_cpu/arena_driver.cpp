@@ -64,9 +64,9 @@ int main() {
     ggml_backend_buffer_type buft = {};
     ggml_backend_device device = {};
     buft.device = &device;
-    expect(lctx_cuda_own_arenas.grain(&buft) == GRAIN, "the grain is another one");
+    expect(lctx_cuda_memory.grain(&buft) == GRAIN, "the grain is another one");
 
-    const std::unique_ptr<lctx_cuda_arena> range(lctx_cuda_own_arenas.reserve(&buft, 9 * GRAIN - 1));
+    const std::unique_ptr<lctx_device_range> range(lctx_cuda_memory.reserve(&buft, 9 * GRAIN - 1));
     const std::unique_ptr<ggml_backend_buffer> buffer(range->new_buffer());
     expect(range->committed() == 0, "memory was committed at once");
     expect(range->commit(2 * GRAIN - 1, 2 * GRAIN + 1) && range->committed() == 2 * GRAIN, "not two grains around a border");
@@ -74,7 +74,7 @@ int main() {
     range->give_back(GRAIN + 1, 3 * GRAIN);
     expect(range->committed() == GRAIN, "a grain that is not whole was given back");
 
-    const ggml_backend_buffer_t pinned = lctx_cuda_own_arenas.pinned_buffer(&buft, 4096);
+    const ggml_backend_buffer_t pinned = lctx_cuda_memory.pinned_buffer(&buft, 4096);
     copy_apart(pinned, (char *)pinned->iface.get_base(pinned));
     pinned->iface.free_buffer(pinned);
     delete pinned;
