@@ -113,6 +113,19 @@ def test_no_file_is_in_a_circle(pairs):
     assert circles(arrows) == set()
 
 
+PUBLIC = re.compile(r"(ggml|ggml-backend|ggml-cpp|ggml-cpu|ggml-cuda|ggml-rpc|llama)\.h")
+
+
+def test_private_headers_of_llama_cpp_are_listed():
+    readme = (NATIVE.parent / "patches/README.md").read_text()
+    section = re.search(r"## Non-public things.*?(?=\n## )", readme, re.DOTALL)
+    assert section
+    rows = re.findall(r"^\| (`.+?) \|", section[0], re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`([\w/.-]+)`", row)}
+    others = {other for path in SOURCES for other in headers_of(path) if not ours(path, other)}
+    assert listed == {name for name in others if not PUBLIC.fullmatch(name) and not name.startswith("native/")}
+
+
 MEMORY = NATIVE / "memory"
 MAX_LINES, MAX_FUNCTIONS = 400, 40
 

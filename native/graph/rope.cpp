@@ -1,5 +1,6 @@
 #include "rope.h"
 
+#include "../ops/params.h"
 #include "../refusal.h"
 
 #include <algorithm>
@@ -10,12 +11,6 @@
 #include <string>
 
 namespace {
-
-template <typename T> T op_param(const ggml_tensor * t, int i) {
-    T value;
-    memcpy(&value, t->op_params + i, sizeof(value));
-    return value;
-}
 
 // Rotation by nothing: the frequency is 0, so every angle is.
 constexpr lctx_rope STILL = {GGML_ROPE_TYPE_NEOX, 2, 0, 1.0f, 0.0f, 0.0f, 1.0f, 0.0f, 0.0f};
@@ -34,17 +29,17 @@ std::string why_not(const ggml_tensor * t, bool is_normed) {
     if (t->op != GGML_OP_ROPE) {
         return std::string("is not the result of RoPE (but of ") + ggml_op_desc(t) + ")";
     }
-    const auto mode = op_param<int32_t>(t, 2);
+    const lctx_rope_params params = lctx_rope_params_of(t);
+    const int32_t mode = params.rope.mode;
     const bool known =
         mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX || mode == GGML_ROPE_TYPE_MROPE || mode == GGML_ROPE_TYPE_IMROPE;
     if (!known) {
         return "uses RoPE mode " + std::to_string(mode);
     }
-    const auto offset = op_param<int32_t>(t, 15);
-    if (offset != 0 && offset + op_param<int32_t>(t, 1) != t->ne[0]) {
+    if (params.offset != 0 && params.offset + params.rope.n_dims != t->ne[0]) {
         return "is rotated in the middle of the head";
     }
-    if (is_normed && (op_param<float>(t, 7) != 0.0f || op_param<float>(t, 8) != 1.0f)) {
+    if (is_normed && (params.rope.ext_factor != 0.0f || params.rope.attn_factor != 1.0f)) {
         return "is normalized after a rotation that changes its length";
     }
     return t->src[2] && (mode & GGML_ROPE_TYPE_MROPE) ? "has frequency factors and sections" : "";
@@ -66,8 +61,8 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
     std::vector<const ggml_tensor *> after;  // what does not mind a rotation
     ggml_tensor * rotated = t;
     for (; rotated->op != GGML_OP_ROPE && rotated->op != GGML_OP_CONCAT; rotated = rotated->src[0]) {
-        if (rotated->op == GGML_OP_SCALE && op_param<float>(rotated, 1) == 0.0f) {
-            result.scale *= op_param<float>(rotated, 0);
+        if (rotated->op == GGML_OP_SCALE && lctx_scale_bias_of(rotated) == 0.0f) {
+            result.scale *= lctx_scale_factor_of(rotated);
         } else if ((rotated->op == GGML_OP_MUL && rotated->src[1]->ne[0] == 1) || rotated->op == GGML_OP_RMS_NORM) {
             after.push_back(rotated);
         } else {
@@ -76,7 +71,7 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
     }
     const bool is_normed = std::any_of(after.begin(), after.end(), [](const ggml_tensor * x) { return x->op == GGML_OP_RMS_NORM; });
     ggml_tensor * whole = rotated;  // the head, of which `rotated` may be a part
-    if (whole->op == GGML_OP_CONCAT && op_param<int32_t>(whole, 0) == 0) {
+    if (whole->op == GGML_OP_CONCAT && lctx_concat_dim_of(whole) == 0) {
         rotated = whole->src[1]->op == GGML_OP_REPEAT ? whole->src[1]->src[0] : whole->src[1];
         seen.clear();
         rotated = is_rotated(whole->src[0], seen) ? whole : rotated;
@@ -91,27 +86,18 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
                            "; a method that reads keys from other positions than their own needs queries and keys that are rotated last, " +
                            "with NORM or NEOX RoPE: method=full and the eviction rules alone run");
     }
-    // op_params of ggml_rope: 1 n_dims, 2 mode, 4 n_ctx_orig, 5.. frequencies, 11.. sections, 15 offset of the rotated dimensions
-    const auto mode = op_param<int32_t>(rotated, 2);
-    const bool has_sections = (mode & GGML_ROPE_TYPE_MROPE) != 0;
-    result.rope = {has_sections ? GGML_ROPE_TYPE_NEOX : mode,
-                   op_param<int32_t>(rotated, 1),
-                   op_param<int32_t>(rotated, 4),
-                   op_param<float>(rotated, 5),
-                   op_param<float>(rotated, 6),
-                   op_param<float>(rotated, 7),
-                   op_param<float>(rotated, 8),
-                   op_param<float>(rotated, 9),
-                   op_param<float>(rotated, 10)};
-    result.interleaved = mode == GGML_ROPE_TYPE_IMROPE;
-    for (int i = 0; has_sections && i < 4; i++) {
-        result.sections[i] = op_param<int32_t>(rotated, 11 + i);
+    const lctx_rope_params params = lctx_rope_params_of(rotated);
+    result.rope = params.rope;
+    result.interleaved = params.rope.mode == GGML_ROPE_TYPE_IMROPE;
+    if (params.rope.mode & GGML_ROPE_TYPE_MROPE) {
+        result.rope.mode = GGML_ROPE_TYPE_NEOX;
+        result.sections = params.sections;
     }
     result.x = rotated->src[0];
     if (whole != rotated) {
         ggml_tensor * part = whole->src[1]->op == GGML_OP_REPEAT ? ggml_repeat(ctx, result.x, whole->src[1]) : result.x;
         result.x = ggml_concat(ctx, part, whole->src[0], 0);
-    } else if (const auto offset = op_param<int32_t>(rotated, 15)) {
+    } else if (const int64_t offset = params.offset) {
         const auto channels = [&](int64_t n, int64_t from) {
             return ggml_view_3d(ctx, rotated->src[0], n, rotated->ne[1], rotated->ne[2], rotated->src[0]->nb[1], rotated->src[0]->nb[2],
                                 from * rotated->src[0]->nb[0]);
@@ -121,7 +107,7 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
     result.moved = result.x != rotated->src[0];
     for (auto it = after.rbegin(); it != after.rend(); ++it) {
         const bool is_norm = (*it)->op == GGML_OP_RMS_NORM;
-        result.x = is_norm ? ggml_rms_norm(ctx, result.x, op_param<float>(*it, 0)) : ggml_mul(ctx, result.x, (*it)->src[1]);
+        result.x = is_norm ? ggml_rms_norm(ctx, result.x, lctx_norm_eps_of(*it)) : ggml_mul(ctx, result.x, (*it)->src[1]);
     }
     result.pos = rotated->src[1];
     result.freq_factors = rotated->src[2];

@@ -176,6 +176,32 @@ typedef struct lctx_check_args {
 
 int32_t lctx_check_run(lctx_check_args * args, char * err, size_t err_size);
 
+// Numbers that ggml's constructors get for the nodes of which native/ reads them (native/ops/params.h). A run replaces each by what is
+// read.
+typedef struct lctx_params_args {
+    int32_t rope_mode;  // one with sections
+    int32_t rope_dims;
+    int32_t rope_n_ctx_orig;
+    float rope_freq_base;
+    float rope_freq_scale;
+    float rope_ext_factor;
+    float rope_attn_factor;
+    float rope_beta_fast;
+    float rope_beta_slow;
+    int32_t rope_sections[4];
+    int32_t rope_offset;
+    float scale_factor;
+    float scale_bias;
+    float norm_eps;
+    int32_t concat_dim;
+    float gate_alpha;
+    float gate_limit;
+    int32_t has_hint;
+    int32_t is_fixed[2];  // of a product and one with experts, after ggml has set all that it can: whether native/ has marked them
+} lctx_params_args;
+
+int32_t lctx_params_run(lctx_params_args * args, char * err, size_t err_size);
+
 // What the machine can do at most, measured: each the best of a few runs with n_threads.
 typedef struct lctx_roofline_args {
     int32_t n_threads;

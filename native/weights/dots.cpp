@@ -1,6 +1,7 @@
 // Products column by column, for those whose sums may not depend on how many columns there are: of all types, with the dot products of
 // ggml. Its own products take other ways for many columns.
 #include "../ops/fixed.h"
+#include "../ops/params.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
 #include "multiply.h"
@@ -102,7 +103,7 @@ bool fits(const ggml_tensor * op) {
 ggml::cpu::tensor_traits * lctx_cpu_dots(const ggml_tensor * op) {
     static dots ours;
     const bool is_product = op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID;
-    if (!is_product || !lctx_is_fixed(op) || (op->op == GGML_OP_MUL_MAT && op->op_params[1] != 0)) {  // a hint: a transform of rows
+    if (!is_product || !lctx_is_fixed(op) || (op->op == GGML_OP_MUL_MAT && lctx_has_hint(op))) {
         return nullptr;
     }
     GGML_ASSERT(fits(op));

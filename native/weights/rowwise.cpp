@@ -2,6 +2,7 @@
 #include "rowwise.h"
 
 #include "../cpu/vec.h"
+#include "../ops/params.h"
 #include "ggml-cpu-impl.h"
 #include "traits.h"
 
@@ -70,8 +71,8 @@ struct swiglu_oai {
                op->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && y->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
     }
     static void compute(ggml_tensor * op, int64_t row) {
-        const float alpha = ggml_get_op_params_f32(op, 2);
-        const lctx_vf limit = lctx_vset(ggml_get_op_params_f32(op, 3));
+        const float alpha = lctx_gate_alpha_of(op);
+        const lctx_vf limit = lctx_vset(lctx_gate_limit_of(op));
         const auto gate = [&](lctx_vf x, lctx_vf y) {
             x = x > limit ? limit : x;
             y = y > limit ? limit : y < -limit ? -limit : y;
