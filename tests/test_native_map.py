@@ -161,3 +161,22 @@ def test_the_memory_is_read_one_class_at_a_time():
         sizes |= functions_of(path.read_text()) if path.suffix == ".h" else {}
     assert len(sizes) > 10
     assert {name: n for name, n in sizes.items() if n > MAX_FUNCTIONS} == {}
+
+
+QUESTION = re.compile(r"^\| (.+\?) \| `native/(.+)` \| `(\w+)` \|$", re.MULTILINE)
+
+
+def test_ten_questions_are_answered_three_steps_from_the_readme():
+    root = NATIVE.parent
+    assert "(../docs/internals.md)" in (NATIVE / "README.md").read_text()
+    section = re.search(
+        r"^## Native code\n.*?(?=\n## )", (root / "docs/internals.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert section
+    questions = QUESTION.findall((root / "CONTRIBUTING.md").read_text())
+    assert len(questions) == 10
+    for question, file, function in questions:
+        place = f"`{room(file)}/`" if "/" in file else f"`{Path(file).stem}.*`"
+        assert f"| {place} |" in section[0], question
+        definition = rf"^\w[^\n;]*\b{function}\([^;{{}}]*\{{$"
+        assert re.search(definition, (NATIVE / file).read_text(), re.MULTILINE), question
