@@ -1,6 +1,10 @@
 """The recipes of CONTRIBUTING.md: each names just the files in which something of its kind is written down already."""
 
+import json
+import os
 import re
+import shlex
+import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +67,11 @@ WITNESSES = (
         "native/methods/snapkv.cpp": "another rule with the score",
         "native/methods/tova.cpp": "another rule with the score",
     }),
+    Witness("Add a selection score", "minmax", r"\bminmax\b(?![(])|\bLCTX_REPRESENT_MINMAX\b", {
+        "docs/internals.md": "it says how summaries are stored",
+        "tests/cases_evict.py": "a base for rules",
+        "tests/selection_score.patch": "lines next to those of the example",
+    }),
     Witness("Add an architecture", "xverse", r"\bxverse\b|\bLLM_ARCH_XVERSE\b"),
     Witness("Add a memory kind", "hybrid_iswa", r"hybrid_iswa"),
     Witness("Add an evaluation task", "leval", r"\bleval\b|\bLEval\b", {
@@ -105,3 +114,38 @@ def test_a_recipe_names_the_files(witness):
     assert witness.elsewhere.keys() <= found, "these no longer name it"
     assert files_to_touch(witness) == found - witness.elsewhere.keys()
     assert f"**{len(files_to_touch(witness))} files" in recipe(witness.recipe)
+
+
+EXAMPLE_SOURCES = ("cpu/summarize.cpp", "cpu/select.cpp", "cuda/summarize.cu", "cuda/select.cu")
+
+
+@pytest.fixture(scope="module")
+def commands() -> dict[str, list[str]]:
+    """Return how the last build with LCTX_HARNESS compiled the files of native/, without its output."""
+    found = sorted(ROOT.glob("build/*/compile_commands.json"), key=lambda path: path.stat().st_mtime)
+    entries = json.loads(found[-1].read_text()) if found else []
+    commands = {one["file"].removeprefix(f"{ROOT}/native/"): shlex.split(one["command"]) for one in entries}
+    if not set(EXAMPLE_SOURCES) <= commands.keys():
+        lacks("harness", "build/ has no commands of a build with LCTX_HARNESS=ON")
+    return {name: command[: command.index("-o")] for name, command in commands.items() if "-o" in command}
+
+
+def compiled(folder: Path, name: str, command: list[str]) -> str:
+    """Return what the compiler says to a file of a copy of native/ in ``folder``."""
+    command = [f"-I{folder}" if word == f"-I{ROOT}" else word for word in command]
+    command += ["-fsyntax-only", str(folder / "native" / name)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}).stderr
+
+
+def test_the_example_of_a_selection_score_is_built(tmp_path, commands):
+    """And the compiler reports a case that is missing."""
+    example = ROOT / "tests/selection_score.patch"
+    witness = next(one for one in WITNESSES if one.recipe == "Add a selection score")
+    assert set(re.findall(r"^[+]{3} b/(.+)$", example.read_text(), re.MULTILINE)) < files_to_touch(witness)
+    shutil.copytree(ROOT / "native", tmp_path / "native")
+    subprocess.run(["git", "apply", str(example)], cwd=tmp_path, check=True)
+    assert [compiled(tmp_path, name, commands[name]) for name in EXAMPLE_SOURCES] == [""] * len(EXAMPLE_SOURCES)
+    source = tmp_path / "native/cpu/summarize.cpp"
+    source.write_text(re.sub(r".*case LCTX_REPRESENT_MEAN.*\n", "", source.read_text()))
+    errors = compiled(tmp_path, "cpu/summarize.cpp", commands["cpu/summarize.cpp"])
+    assert "'LCTX_REPRESENT_MEAN' not handled in switch" in errors

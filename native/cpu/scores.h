@@ -1,12 +1,9 @@
 // How *select* scores chunks at the angles of their base: columns of queries, and what they are compared with.
 //
-// Summaries. minmax: sum over channels of max(q, 0) * maximum + min(q, 0) * minimum, an upper bound of the best key's. outlier: the log of
-// what the farthest key attracts and, were they normally distributed, the others of the chunk do:
-// log(exp(scale * q . outlier) + (l - 1) exp(scale * q . mean + scale^2/2 * q^2 . variance)). attention: the product with the mean key.
-// keys1, keys2: the log of the sum over the rows of a chunk of exp(scale * q . key), of keys in one or two bits (index.h).
+// What a score is stands in ../ops/summaries.h.
 #pragma once
 
-#include "../ops/args.h"
+#include "../ops/ranges.h"
 #include "columns.h"
 #include "few.h"
 #include "index.h"
@@ -21,29 +18,6 @@ struct lctx_select_tile {
     int n_column() const { return n_token * n_head; }
     int32_t token(int column) const { return first + column / n_head; }
     int head(int column) const { return head0 + column % n_head; }
-};
-
-static inline const lctx_segment & lctx_range_of(const lctx_select_args & a, int32_t token, int slot) {
-    return a.segs[(size_t)token * a.chunks.n_given() + a.chunks.n_run + slot];
-}
-
-// Far range `slot` of a token, as chunks [first, end).
-struct lctx_chunk_range {
-    int first, end;
-
-    lctx_chunk_range() : first(0), end(0) {}
-    lctx_chunk_range(int first, int end) : first(first), end(end) {}
-    lctx_chunk_range(const lctx_select_args & a, int32_t token, int slot) : lctx_chunk_range() {
-        const lctx_segment & s = lctx_range_of(a, token, slot);
-        if (s.row0 < s.row1) {
-            first = s.row0 / a.chunks.chunk_size, end = s.row1 / a.chunks.chunk_size;
-        }
-    }
-    bool empty() const { return first >= end; }
-    lctx_chunk_range with(const lctx_chunk_range & r) const {
-        return r.empty() ? *this : empty() ? r : lctx_chunk_range(std::min(first, r.first), std::max(end, r.end));
-    }
-    lctx_chunk_range within(int lo, int hi) const { return {std::max(first, lo), std::min(end, hi)}; }
 };
 
 // What any token of the tile scores at the angle of a slot.
@@ -93,15 +67,15 @@ struct lctx_select_scratch {
     static int n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
     static size_t n_queries(const lctx_select_args & a) {
         const size_t bytes = a.chunks.by_keys() ? (size_t)(a.index.n_channel() / 4 + 2) * LCTX_MAX_COLUMNS * 2 : 0;
-        return std::max(bytes, lctx_columns::n_float(LCTX_MAX_COLUMNS, 2 * a.head_dim));
+        return std::max(bytes, lctx_columns::n_float(LCTX_MAX_COLUMNS, LCTX_MOST_SUM * a.head_dim));
     }
     static size_t n_keys(const lctx_select_args & a) {
-        return std::max<size_t>((size_t)2 * a.head_dim * LCTX_BLOCK, a.chunks.by_keys() ? GROUP * a.index.n_channel() / 4 : 0);
+        return std::max<size_t>((size_t)LCTX_MOST_SUM * a.head_dim * LCTX_BLOCK, a.chunks.by_keys() ? GROUP * a.index.n_channel() / 4 : 0);
     }
     static size_t size(const lctx_select_args & a) {
         const size_t n = lctx_score_steps::n_float(a, LCTX_MAX_COLUMNS) + (2 + LCTX_VL) * (size_t)lctx_n_key(n_chunk_max(a)) +
-                         n_queries(a) + lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim) + (size_t)3 * a.head_dim + n_keys(a) +
-                         (LCTX_FEW_COLUMNS + 2 * LCTX_MAX_COLUMNS) * LCTX_BLOCK + (size_t)a.chunks.n_free;
+                         n_queries(a) + lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim) + (size_t)(LCTX_MOST_SUM + 1) * a.head_dim +
+                         n_keys(a) + (LCTX_FEW_COLUMNS + 2 * LCTX_MAX_COLUMNS) * LCTX_BLOCK + (size_t)a.chunks.n_free;
         return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
     lctx_select_scratch(char * base, const lctx_select_args & a) {
@@ -112,7 +86,7 @@ struct lctx_select_scratch {
         keys = (uint32_t *)p, p += lctx_n_key(n_chunk_max(a));
         queries = p, p += n_queries(a);
         narrow = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim);
-        wide = p, p += 2 * a.head_dim;
+        wide = p, p += LCTX_MOST_SUM * a.head_dim;
         rotated = p, p += a.head_dim;
         k = p, p += n_keys(a);
         few = p, p += LCTX_FEW_COLUMNS * LCTX_BLOCK;
@@ -135,13 +109,13 @@ static inline void lctx_column_query(const lctx_select_args & a, const lctx_sele
     }
 }
 
-// What a query makes of itself to meet two values of every channel at once.
+// A query as it meets all parts of a summary but an outlier.
 static inline void lctx_wide_query(const lctx_select_args & a, const float * q, float * wide) {
-    const int dim = a.head_dim;
-    const bool minmax = a.chunks.representation == LCTX_REPRESENT_MINMAX;
-    for (int d = 0; d < dim; d++) {
-        wide[d] = minmax ? std::max(q[d], 0.0f) : a.scale * q[d];
-        wide[dim + d] = minmax ? std::min(q[d], 0.0f) : q[d] * q[d];
+    const int dim = a.head_dim, n_sum = a.chunks.summary().n_sum();
+    for (int part = 0; part < n_sum; part++) {
+        for (int d = 0; d < dim; d++) {
+            wide[part * dim + d] = lctx_meet(a.chunks.representation, part, q[d], a.scale);
+        }
     }
 }
 
@@ -161,7 +135,7 @@ struct lctx_query_columns {
           a(a),
           w(w) {
         columns.clear();
-        if (a.chunks.has_outlier()) {
+        if (a.chunks.summary().has_outlier) {
             narrow.clear();
         }
         for (int c = 0; c < columns.n; c++) {
@@ -172,12 +146,9 @@ struct lctx_query_columns {
   private:
     void set(const lctx_select_tile & t, int c, int slot) const {
         lctx_column_query(a, t, c, slot, w.rotated);
-        if (a.chunks.by_attention()) {
-            return columns.set(c, w.rotated, 1.0f);
-        }
         lctx_wide_query(a, w.rotated, w.wide);
         columns.set(c, w.wide, 1.0f);
-        if (a.chunks.has_outlier()) {
+        if (a.chunks.summary().has_outlier) {
             narrow.set(c, w.rotated, a.scale);
         }
     }
@@ -222,7 +193,7 @@ static inline const float * lctx_summary_scores(const lctx_query_columns & q, co
         few ? lctx_few_products(c, block, to, q.w) : lctx_many_products(c, block, to, q.w);
     };
     product(columns, b, others);
-    if (q.a.chunks.has_outlier()) {
+    if (q.a.chunks.summary().has_outlier) {
         product(q.narrow, {b.type, b.first + ggml_row_size(b.type, columns.dim), nullptr, b.stride, b.n}, outlier);
         for (int c = 0; few && c < columns.n; c++) {
             lctx_add_outliers(others + c * LCTX_BLOCK, outlier + c * LCTX_BLOCK, lctx_round_up(b.n, LCTX_VL), q.a.chunks.n_other());

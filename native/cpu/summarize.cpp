@@ -1,8 +1,7 @@
 // *summarize*: what a query compares itself with to find a chunk; computed when the chunk's last row is stored.
 //
-// attention (LongHeads, eq. 1-2), per query head: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of
-// O, c = softmax(q K^T) K. Per KV head: minmax, largest and smallest value of every channel; outlier, the key farthest from the mean of
-// all, after mean and scale^2/2 times variance of every channel of the others. All of keys as they are stored.
+// attention: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of O, c = softmax(q K^T) K. The others are
+// computed of the keys alone (../ops/summaries.h).
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "half.h"
@@ -17,7 +16,7 @@ struct scratch {
     float * queries;
     float * k;        // [chunk_size][head_dim_k]
     float * rotated;  // [head_dim_k]
-    float * summary;  // [3*head_dim_k]
+    float * summary;  // [LCTX_MOST_PARTS*head_dim_k]
     float * mean;     // [dim_v]
     float * weights;  // [chunk_size]
     int32_t * token;  // [chunk_size] token of the batch that holds a row's query, -1: it is in the ring
@@ -26,7 +25,7 @@ struct scratch {
     static size_t size(const lctx_summarize_args & a) {
         const size_t n_chunk = a.params.chunk_size, dim_v = pad_v(a);
         const size_t n = n_chunk * (LCTX_MAX_COLUMNS + dim_v + a.head_dim_k + 2) + LCTX_MAX_COLUMNS * (dim_v + 3) +
-                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + 4 * a.head_dim_k + dim_v;
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + (1 + LCTX_MOST_PARTS) * a.head_dim_k + dim_v;
         return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_summarize_args & a) {
@@ -41,7 +40,7 @@ struct scratch {
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k);
         k = p, p += n_chunk * a.head_dim_k;
         rotated = p, p += a.head_dim_k;
-        summary = p, p += 3 * a.head_dim_k;
+        summary = p, p += LCTX_MOST_PARTS * a.head_dim_k;
         mean = p, p += dim_v;
         weights = p, p += n_chunk;
         token = (int32_t *)p;
@@ -263,22 +262,39 @@ void put_bytes(const float * x, int n, block_q8_0 * dst) {
     }
 }
 
-void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
+// The summary of the keys of a chunk, to w.summary; false where it needs the queries too.
+bool summarize_keys(const lctx_summarize_args & a, const scratch & w) {
+    switch (a.params.representation) {
+        case LCTX_REPRESENT_MINMAX:    extremes(a, w); return true;
+        case LCTX_REPRESENT_OUTLIER:   outlier(a, w); return true;
+        case LCTX_REPRESENT_ATTENTION:
+        case LCTX_REPRESENT_KEYS1:
+        case LCTX_REPRESENT_KEYS2:     break;
+    }
+    return false;
+}
+
+void put_summary(const lctx_summarize_args & a, const float * x, char * dst) {
+    const lctx_summary_kind kind = lctx_summary_kind_of(a.params.representation);
     const int dim = a.head_dim_k;
-    const auto summary = [&](int head) {
-        return (ggml_fp16_t *)(a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
+    if (a.summary_type == GGML_TYPE_F32) {
+        memcpy(dst, x, kind.n_part * dim * sizeof(float));
+    } else if (a.summary_type == GGML_TYPE_Q8_0) {
+        put_bytes(x, kind.n_part * dim, (block_q8_0 *)dst);
+    } else {
+        for (int part = 0; part < kind.n_part; part++) {
+            put(x + part * dim, dim, !kind.has_bounds ? 0 : part == 0 ? 1 : -1, (ggml_fp16_t *)dst + part * dim);
+        }
+    }
+}
+
+void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
+    const auto put = [&](int head) {
+        put_summary(a, w.summary, a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
     };
     load_keys(a, c, head_kv, w);
-    switch (a.params.representation) {
-        case LCTX_REPRESENT_MINMAX:
-            extremes(a, w);
-            put(w.summary, dim, 1, summary(head_kv));
-            return put(w.summary + dim, dim, -1, summary(head_kv) + dim);
-        case LCTX_REPRESENT_OUTLIER:
-            outlier(a, w);
-            return a.summary_type == GGML_TYPE_Q8_0 ? put_bytes(w.summary, 3 * dim, (block_q8_0 *)summary(head_kv))
-                                                    : put(w.summary, 3 * dim, 0, summary(head_kv));
-        default: break;
+    if (summarize_keys(a, w)) {
+        return put(head_kv);
     }
     load_values(a, c, head_kv, w);
     find_queries(a, c, w);
@@ -286,11 +302,7 @@ void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
     for (int head = head_kv * n_summary; head < (head_kv + 1) * n_summary; head++) {
         mean_output(a, c, head, w);
         attention_summary(a, w);
-        if (a.summary_type == GGML_TYPE_F32) {
-            memcpy(summary(head), w.summary, dim * sizeof(float));
-        } else {
-            put(w.summary, dim, 0, summary(head));
-        }
+        put(head);
     }
 }
 

@@ -21,14 +21,16 @@ struct lctx_channels {
     const lctx_completed & c;
     lctx_sharing share;
     float * parts;    // 8 floats per thread
-    float * summary;  // [3*head_dim]; while moments are computed, it begins with the mean of all keys
+    float * summary;  // [LCTX_MOST_PARTS*head_dim]; while moments are computed, it begins with the mean of all keys
     int * picked;     // the key farthest from that
 
-    static size_t shared(const lctx_summarize_args & a, int n_thread) { return (8 * n_thread + 3 * a.head_dim_k + 1) * sizeof(float); }
+    static size_t shared(const lctx_summarize_args & a, int n_thread) {
+        return (8 * n_thread + LCTX_MOST_PARTS * a.head_dim_k + 1) * sizeof(float);
+    }
     __device__ lctx_channels(const lctx_summarize_args & a, const lctx_completed & c)
         : a(a), c(c), share(a.head_dim_k), parts((float *)lctx_shared()) {
         summary = parts + 8 * blockDim.x;
-        picked = (int *)(summary + 3 * share.dim);
+        picked = (int *)(summary + LCTX_MOST_PARTS * share.dim);
     }
 
     // f(element, value) for the keys but number `without` and channels of this thread, the element of 8.
@@ -45,19 +47,28 @@ struct lctx_channels {
         }
     }
 
-    // Write the summary, and be done with it. Bounds stay bounds: maxima are rounded up and minima down.
+    __device__ void compute() const {
+        switch (a.params.representation) {
+            case LCTX_REPRESENT_MINMAX:    return minmax();
+            case LCTX_REPRESENT_OUTLIER:   return outlier();
+            case LCTX_REPRESENT_ATTENTION: // refused by dispatch.cu
+            case LCTX_REPRESENT_KEYS1:
+            case LCTX_REPRESENT_KEYS2:     return;
+        }
+    }
+    // Write the summary, and be done with it.
     __device__ void put() const {
         char * dst = lctx_summary_row(a, c, c.head_kv);
-        const int n = lctx_summary_dim(a.params.representation, share.dim), n_warp = (int)blockDim.x / LCTX_WARP;
+        const lctx_summary_kind kind = lctx_summary_kind_of(a.params.representation);
+        const int n = kind.n_part * share.dim, n_warp = (int)blockDim.x / LCTX_WARP;
         if (a.summary_type == GGML_TYPE_Q8_0) {
             constexpr int SIZE = lctx_cuda_q8_0::SIZE;
             for (int block = lctx_warp(); block < n / LCTX_WARP; block += n_warp) {
                 lctx_put_block(summary[block * LCTX_WARP + lctx_lane()], dst + block * SIZE);
             }
         } else {
-            const bool is_bound = a.params.representation == LCTX_REPRESENT_MINMAX;
             for (int d = (int)threadIdx.x; d < n; d += (int)blockDim.x) {
-                ((uint16_t *)dst)[d] = lctx_to_half(summary[d], !is_bound ? 0 : d < share.dim ? 1 : -1);
+                ((uint16_t *)dst)[d] = lctx_to_half(summary[d], !kind.has_bounds ? 0 : d < share.dim ? 1 : -1);
             }
         }
         __syncthreads();

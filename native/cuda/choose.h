@@ -55,12 +55,9 @@ template <int WARPS> struct lctx_chooser {
             ranges()[slot] = lctx_chunk_range(a, token, slot);
         }
         sync();
-        lctx_chunk_range all(0, 0);
+        lctx_chunk_range all;
         for (int slot = 0; slot < a.chunks.n_range; slot++) {
-            const lctx_chunk_range r = ranges()[slot];
-            if (!r.empty()) {
-                all = all.empty() ? r : lctx_chunk_range(lctx_min(all.first, r.first), lctx_max(all.end, r.end));
-            }
+            all = all.with(ranges()[slot]);
         }
         return all;
     }

@@ -1,37 +1,13 @@
-// How *select* scores chunks: what is scored, and where queries and scores stand in the work buffer, those of some tokens at a time.
+// How *select* scores chunks: where queries and scores stand in the work buffer, those of some tokens at a time.
 #pragma once
 
-#include "../ops/args.h"
+#include "../ops/ranges.h"
 #include "hadamard.h"
 #include "index.h"
 #include "kernels.h"
 
 #include <cfloat>
 #include <cmath>
-
-// ---- what is scored ----
-
-static __device__ inline const lctx_segment & lctx_range_of(const lctx_select_args & a, int32_t token, int slot) {
-    return a.segs[(size_t)token * a.chunks.n_given() + a.chunks.n_run + slot];
-}
-
-// Far range `slot` of a token, as chunks [first, end).
-struct lctx_chunk_range {
-    int first, end;
-
-    __device__ lctx_chunk_range(int first, int end) : first(first), end(end) {}
-    __device__ lctx_chunk_range(const lctx_select_args & a, int32_t token, int slot) : first(0), end(0) {
-        const lctx_segment & s = lctx_range_of(a, token, slot);
-        if (s.row0 < s.row1) {
-            first = s.row0 / a.chunks.chunk_size, end = s.row1 / a.chunks.chunk_size;
-        }
-    }
-    __device__ bool empty() const { return first >= end; }
-    __device__ bool has(int chunk) const { return chunk >= first && chunk < end; }
-    __device__ lctx_chunk_range within(int lo, int hi) const { return {lctx_max(first, lo), lctx_min(end, hi)}; }
-};
-
-// ---- the work buffer ----
 
 // A query by keys: its levels in the order of lctx_key_order, and what its products are multiplied by. 16 bytes more than a multiple of
 // 128: the same levels of eight queries are in different banks of shared memory.

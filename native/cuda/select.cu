@@ -1,8 +1,6 @@
 // *select*: every query scores the far chunks of its base at their angles and keeps the best (LongHeads, eq. 3).
 //
-// Summaries. minmax: sum over channels of max(q, 0) * maximum + min(q, 0) * minimum, an upper bound of the best key's. outlier: the log of
-// what the farthest key attracts and, were they normally distributed, the others of the chunk do. keys1, keys2: the log of the sum over the
-// rows of a chunk of exp(scale * q . key), of keys in one or two bits (../ops/index.h).
+// What a score is stands in ../ops/summaries.h.
 #include "choose.h"
 #include "key-scores.h"
 
@@ -77,14 +75,6 @@ __device__ void summary_8(const lctx_select_args & a, const char * summary, int 
     }
 }
 
-// What an element of a query becomes to meet part `part` of a summary.
-__device__ float to_meet(const lctx_select_args & a, int part, float q) {
-    if (a.chunks.representation == LCTX_REPRESENT_MINMAX) {
-        return part == 0 ? fmaxf(q, 0.0f) : fminf(q, 0.0f);
-    }
-    return part == 1 ? q * q : a.scale * q;
-}
-
 // The log of what a chunk attracts: its other keys, each `others` on average, and its outlier.
 __device__ float log_sum(const lctx_select_args & a, float others, float outlier) {
     const float all = others + logf(a.chunks.n_other());
@@ -95,23 +85,25 @@ __device__ float log_sum(const lctx_select_args & a, float others, float outlier
 __device__ void score_summaries_of(const lctx_select_args & a, const float * query, const char * summaries, const lctx_chunk_range & r,
                                    float (&score)[CHUNKS]) {
     float others[CHUNKS] = {}, outlier[CHUNKS] = {};
-    for (int d = lctx_lane() * 8; d < a.chunks.summary_dim(a.head_dim); d += LCTX_WARP * 8) {
+    const lctx_summary_kind kind = a.chunks.summary();
+    for (int d = lctx_lane() * 8; d < kind.n_part * a.head_dim; d += LCTX_WARP * 8) {
         const int part = d / a.head_dim;
+        const bool is_outlier = kind.has_outlier && part == kind.n_sum();
         float q[8];
         lctx_load_8(query + d % a.head_dim, q);
         for (int c = 0; c < CHUNKS; c++) {
             float x[8], product = 0.0f;
             summary_8(a, summaries + lctx_min(r.first + c, r.end - 1) * a.summary_stride, d, x);
             for (int i = 0; i < 8; i++) {
-                product += to_meet(a, part, q[i]) * x[i];
+                product += lctx_meet(a.chunks.representation, part, q[i], a.scale) * x[i];
             }
-            others[c] += part == 2 ? 0.0f : product;
-            outlier[c] += part == 2 ? product : 0.0f;
+            others[c] += is_outlier ? 0.0f : product;
+            outlier[c] += is_outlier ? product : 0.0f;
         }
     }
     for (int c = 0; c < CHUNKS; c++) {
         const float sum = lctx_warp_sum(others[c]);
-        score[c] = a.chunks.has_outlier() ? log_sum(a, sum, lctx_warp_sum(outlier[c])) : sum;
+        score[c] = kind.has_outlier ? log_sum(a, sum, lctx_warp_sum(outlier[c])) : sum;
     }
 }
 

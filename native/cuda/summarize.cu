@@ -1,7 +1,4 @@
 // *summarize*: what a query compares itself with to find a chunk, of keys as they are stored; computed when the chunk's last row is stored.
-//
-// Per KV head: minmax, largest and smallest value of every channel; outlier, the key farthest from the mean of all, after the moments of
-// the others.
 #include "channels.h"
 #include "kernels.h"
 
@@ -22,11 +19,7 @@ __global__ void __launch_bounds__(THREADS, 2) summarize(lctx_summarize_args a) {
     for (uint32_t rest = completing(a, from, from + SHARE); rest; rest &= rest - 1) {
         const lctx_completed c(a, from + __ffs((int)rest) - 1, (int)blockIdx.y);
         const lctx_channels channels(a, c);
-        if (a.params.representation == LCTX_REPRESENT_MINMAX) {
-            channels.minmax();
-        } else {
-            channels.outlier();
-        }
+        channels.compute();
         channels.put();
     }
 }

@@ -17,7 +17,6 @@ constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query alw
 
 enum position : int32_t { FULL, STRING, DCA, SELFEXTEND, PACKED };
 constexpr const char * POSITIONS[] = {"full", "string", "dca", "selfextend", "packed"};
-constexpr const char * REPRESENTATIONS[] = {"attention", "minmax", "outlier", "keys1", "keys2"};
 
 std::string text(int64_t n) {
     return std::to_string(n);
@@ -26,7 +25,7 @@ std::string text(int64_t n) {
 // from: the first row whose query chooses; -1: it follows from the window.
 std::string spec_of(const lctx_chunks & c, int32_t from, position where) {
     return "longheads,chunk_size=" + text(c.chunk_size) + ",window=" + text(c.n_chunk() * c.chunk_size) + ",n_recent=" + text(c.n_recent) +
-           ",select=" + (c.by_group ? "group" : "head") + ",representation=" + REPRESENTATIONS[c.representation] +
+           ",select=" + (c.by_group ? "group" : "head") + ",representation=" + LCTX_REPRESENTATIONS[c.representation] +
            ",position=" + POSITIONS[where] + (from < 0 ? "" : ",select_from=" + text(from));
 }
 

@@ -27,14 +27,22 @@ struct entry {
 
 constexpr const char * HEADS = "heads=uniform|adaptive";
 
+std::string representations() {
+    std::string text;
+    for (const char * name : LCTX_REPRESENTATIONS) {
+        text += (text.empty() ? "representation=" : "|") + std::string(name);
+    }
+    return text;
+}
+
 const std::vector<entry> & table() {
     static const std::vector<entry> entries = {
         {"full", {"spans"}, false, true, lctx_full_create, nullptr},
         {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
-         {"chunk_size", "window", "n_recent", "select=head|group", "representation=attention|minmax|outlier|keys1|keys2",
-          "position=full|string|dca|selfextend|packed", "select_from"},
+         {"chunk_size", "window", "n_recent", "select=head|group", representations(), "position=full|string|dca|selfextend|packed",
+          "select_from"},
          true,
          true,
          lctx_longheads_create,

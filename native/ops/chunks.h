@@ -6,35 +6,9 @@
 // read. Where there are no more than n_free far chunks, the runs are the base's own segments and there are no ranges.
 #pragma once
 
-#include "ggml.h"
-#include "portable.h"
+#include "summaries.h"
 
 #include <cstdint>
-
-// What a query compares itself with. attention: the paper's mean key per query head (LongHeads, arXiv 2402.10685, eq. 1-2). Per KV head, of
-// keys as stored: minmax, the largest and smallest value of every channel of a chunk (Quest, arXiv 2406.10774); outlier, the key farthest
-// from the mean of a chunk, after the moments of the others; keys1 and keys2, every key in one or two bits a channel (index.h).
-enum lctx_representation : int32_t {
-    LCTX_REPRESENT_ATTENTION,
-    LCTX_REPRESENT_MINMAX,
-    LCTX_REPRESENT_OUTLIER,
-    LCTX_REPRESENT_KEYS1,
-    LCTX_REPRESENT_KEYS2,
-};
-
-// Elements of one summary.
-LCTX_HD constexpr int32_t lctx_summary_dim(lctx_representation representation, int32_t head_dim) {
-    return head_dim * (representation == LCTX_REPRESENT_ATTENTION ? 1 : representation == LCTX_REPRESENT_OUTLIER ? 3 : 2);
-}
-
-// Type of the summaries. Chunks are ranked as well by an outlier and the moments beside it in eight bits; bounds must stay bounds, which
-// halves that are rounded outwards do; and the paper's mean keys must rank chunks as its equations do where K is exact.
-LCTX_HD constexpr ggml_type lctx_summary_type(lctx_representation representation, int32_t head_dim, ggml_type type_k) {
-    constexpr int32_t BLOCK = 32;
-    return representation == LCTX_REPRESENT_OUTLIER && head_dim % BLOCK == 0       ? GGML_TYPE_Q8_0
-           : representation == LCTX_REPRESENT_ATTENTION && type_k == GGML_TYPE_F32 ? GGML_TYPE_F32
-                                                                                   : GGML_TYPE_F16;
-}
 
 struct lctx_chunks {
     int32_t chunk_size;
@@ -53,13 +27,11 @@ struct lctx_chunks {
     LCTX_HD bool by_keys() const { return representation >= LCTX_REPRESENT_KEYS1; }
     LCTX_HD int32_t key_bits() const { return representation - LCTX_REPRESENT_KEYS1 + 1; }
 
-    LCTX_HD int32_t summary_dim(int32_t head_dim) const { return lctx_summary_dim(representation, head_dim); }
-
-    // Whether a key stands at the end of a summary, by itself: the score is the log of what it attracts and the other keys do.
-    LCTX_HD bool has_outlier() const { return representation == LCTX_REPRESENT_OUTLIER; }
+    LCTX_HD lctx_summary_kind summary() const { return lctx_summary_kind_of(representation); }
+    LCTX_HD int32_t summary_dim(int32_t head_dim) const { return summary().n_part * head_dim; }
 
     // Elements of what is made of a query to multiply a summary up to its outlier.
-    LCTX_HD int32_t query_dim(int32_t head_dim) const { return by_attention() ? head_dim : 2 * head_dim; }
+    LCTX_HD int32_t query_dim(int32_t head_dim) const { return summary().n_sum() * head_dim; }
 
     // How many keys the others are.
     LCTX_HD float n_other() const { return (float)(chunk_size - 1); }

@@ -211,8 +211,7 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
 //   k:       result of lctx_store; v_pool, table, angles, held: as there
 //   rows:    I32 [4, n_tokens]                       lctx_chunk_row
 //   summaries:    lctx_summary_type [summary_dim, n_chunk_max, n_summary, n_seq]   n_summary is n_head by attention, else n_head_kv
-//            minmax: largest, then smallest values, rounded away from each other; outlier: means, then scale^2/2 * variances of the other
-//            keys, then the key farthest from the mean of all
+//            (summaries.h)
 //   open:    F32 [head_dim_k, 2*chunk_size, n_head, n_seq], queries as q; NULL unless by attention
 //   result:  view of summaries
 ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
