@@ -126,6 +126,21 @@ def test_private_headers_of_llama_cpp_are_listed():
     assert listed == {name for name in others if not PUBLIC.fullmatch(name) and not name.startswith("native/")}
 
 
+HIDDEN = re.compile(r"^namespace \{.*?^\}  // namespace", re.MULTILINE | re.DOTALL)
+TYPE = re.compile(r"^(?:struct|class|union) (?:alignas\(\d+\) )?(\w+)(?: final)?(?: : [^;{]+)? \{", re.MULTILINE)
+ONE_OF = {"lctx_super_32"}  # a file for each kind of CPU, of which one is included
+
+
+def test_no_type_is_defined_twice():
+    """One library links all rooms, so two global types of one name would be taken for the same."""
+    found = defaultdict(set)
+    for path in SOURCES:
+        for name in TYPE.findall(HIDDEN.sub("", path.read_text())):
+            found[name].add(path.relative_to(NATIVE).as_posix())
+    assert len(found) > 150
+    assert {name: files for name, files in found.items() if len(files) > 1 and name not in ONE_OF} == {}
+
+
 MEMORY = NATIVE / "memory"
 MAX_LINES, MAX_FUNCTIONS = 400, 40
 

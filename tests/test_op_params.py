@@ -11,6 +11,10 @@ NATIVE = Path(__file__).resolve().parents[1] / "native"
 OURS = {"ops/params.h", "ops/fixed.h", "ops/nodes.h", "ops/ops.cpp"}  # the last two: nodes of GGML_OP_LCTX
 SUB_OP = re.compile(r"\bop_params\[0\]")  # which sub-op a node of GGML_OP_LCTX is
 MROPE, IMROPE = 8, 40
+FLOATS = [
+    *(f"rope_{name}" for name in ("freq_base", "freq_scale", "ext_factor", "attn_factor", "beta_fast", "beta_slow")),
+    *("scale_factor", "scale_bias", "norm_eps", "gate_alpha", "gate_limit"),
+]
 
 
 def harness():
@@ -25,16 +29,16 @@ def harness():
 def test_numbers_are_read_where_ggml_puts_them(mode, offset, dim, hint):
     run = harness()
     rng = np.random.default_rng(mode)
-    args = run.ffi.new("lctx_params_args *")
-    floats = [name for name, field in run.ffi.typeof("lctx_params_args").fields if field.type.cname == "float"]
-    given = {name: float(np.float32(x)) for name, x in zip(floats, rng.uniform(0.1, 9, len(floats)), strict=True)}
-    given |= {"rope_mode": mode, "rope_dims": 34, "rope_n_ctx_orig": 4099, "rope_offset": offset}
+    op = run.ffi.new("lctx_op_args *")
+    args = run.ffi.new("lctx_params_args *", {"op": op, "rope_sections": [7, 5, 3, 2]})
+    given = {"rope_mode": mode, "rope_dims": 34, "rope_n_ctx_orig": 4099, "rope_offset": offset}
     given |= {"concat_dim": dim, "has_hint": hint}
+    given |= {name: float(np.float32(rng.uniform(0.1, 9))) for name in FLOATS}
+    where = {name: op if hasattr(op, name) else args for name in given}
     for name, value in given.items():
-        setattr(args, name, value)
-    args.rope_sections = [7, 5, 3, 2]
+        setattr(where[name], name, value)
     run.call(run.lib.lctx_params_run, args)
-    assert {name: getattr(args, name) for name in given} == given
+    assert {name: getattr(where[name], name) for name in given} == given
     assert list(args.rope_sections) == [7, 5, 3, 2]
     assert list(args.is_fixed) == [0, 0]
 

@@ -119,7 +119,6 @@ struct lctx_spans {
           hi(lo + t.n_span),
           n_before(hi + t.n_span),
           readers((lctx_reader *)(n_before + t.n_span + 1)) {}
-    int n_reader() const { return n > 0 ? start[n] : 0; }
     int n_block() const { return n > 0 ? n_before[n] : 0; }
     // The span with block number `block`, or before it where that has none; the first span from this block on.
     int span_of(int block) const { return (int)(std::upper_bound(n_before, n_before + n + 1, block) - n_before) - 1; }

@@ -216,11 +216,6 @@ inline unsigned atomicAnd(unsigned * at, unsigned x) {
     return old;
 }
 
-// The lowest bit that is set.
-inline int lctx_first_bit(uint32_t x) {
-    return __builtin_ctz(x);
-}
-
 void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void lctx_load_matrices(uint32_t (&r)[4], const void * row);
 void lctx_load_transposed(uint32_t (&r)[4], const void * row);

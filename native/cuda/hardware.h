@@ -111,11 +111,6 @@ static __device__ __forceinline__ float lctx_exp2(float x) {
     return y;
 }
 
-// The lowest bit that is set.
-static __device__ __forceinline__ int lctx_first_bit(uint32_t x) {
-    return __ffs((int)x) - 1;
-}
-
 // ---- tensor cores (PTX ISA, mma.m16n8k16 and ldmatrix); lane = 4 g + t ----
 
 // c += a b: a is 16 x 16 f16, b 16 x 8 f16, c 16 x 8 f32. c = rows g, g, g + 8, g + 8 at columns 2 t, 2 t + 1.

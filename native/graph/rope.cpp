@@ -119,11 +119,6 @@ bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b) {
            a.interleaved == b.interleaved && memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
 }
 
-ggml_tensor * lctx_rotated(ggml_context * ctx, ggml_tensor * x, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope) {
-    return ggml_rope_ext(ctx, x, pos, freq_factors, rope.n_dims, rope.mode, rope.n_ctx_orig, rope.freq_base, rope.freq_scale,
-                         rope.ext_factor, rope.attn_factor, rope.beta_fast, rope.beta_slow);
-}
-
 // Text has the token's position in the first three sections and 0 in the fourth. Interleaved, section s is the pairs that leave s when
 // divided by 3, as far as it reaches; the pairs that are left belong to the fourth.
 std::vector<float> lctx_still_factors(const lctx_peeled & peeled) {

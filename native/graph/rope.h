@@ -26,8 +26,5 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
 // True when two peeled tensors were rotated in the same way.
 bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b);
 
-// Rows of x [head_dim, n_head, n_tokens] rotated to pos, I32 [n_tokens].
-ggml_tensor * lctx_rotated(ggml_context * ctx, ggml_tensor * x, ggml_tensor * pos, ggml_tensor * freq_factors, const lctx_rope & rope);
-
 // Frequency factors [n_dims/2] that hold still the pairs whose section has position 0 on text (the fourth); empty where there is none.
 std::vector<float> lctx_still_factors(const lctx_peeled & peeled);

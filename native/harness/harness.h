@@ -177,17 +177,9 @@ typedef struct lctx_check_args {
 int32_t lctx_check_run(lctx_check_args * args, char * err, size_t err_size);
 
 // Numbers that ggml's constructors get for the nodes of which native/ reads them (native/ops/params.h). A run replaces each by what is
-// read.
+// read. op gives RoPE, whose mode is one with sections, and nothing else.
 typedef struct lctx_params_args {
-    int32_t rope_mode;  // one with sections
-    int32_t rope_dims;
-    int32_t rope_n_ctx_orig;
-    float rope_freq_base;
-    float rope_freq_scale;
-    float rope_ext_factor;
-    float rope_attn_factor;
-    float rope_beta_fast;
-    float rope_beta_slow;
+    lctx_op_args * op;
     int32_t rope_sections[4];
     int32_t rope_offset;
     float scale_factor;

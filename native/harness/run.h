@@ -27,12 +27,6 @@ template <typename F> int32_t lctx_status_of(F && f, char * err, size_t err_size
     return LCTX_INVALID;
 }
 
-inline void lctx_require(bool ok, const char * what) {
-    if (!ok) {
-        throw lctx_refusal(what);
-    }
-}
-
 // Shapes, types and RoPE; the arrays are the caller's business.
 inline void lctx_check_shapes(const lctx_op_args & a) {
     lctx_require(lctx_is_kv_type(a.type_k) && lctx_is_kv_type(a.type_v), "type_k or type_v is no KV type");

@@ -8,8 +8,5 @@
 // Frequency factors of a rotation: those that hold pairs still, else those of the model, else none.
 std::vector<float> lctx_factors_of(const std::vector<float> & still, const ggml_tensor * freq_factors, int32_t n_pair);
 
-// cos and sin of positions, [n][n_dims], as lctx_angles computes them on the CPU. factors: of frequencies, or empty.
-std::vector<float> lctx_angles_at(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions);
-
-// Means of cos and sin over positions, [n_dims].
+// Means of cos and sin over positions, [n_dims]. factors: of frequencies, or empty.
 std::vector<float> lctx_mean_angles(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions);

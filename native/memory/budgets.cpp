@@ -7,18 +7,9 @@ namespace {
 
 constexpr int32_t SAFEGUARD = 5;  // every head keeps this fraction, one fifth, of an equal part of a budget
 
-}  // namespace
-
-lctx_contender::lctx_contender(const lctx_retain & retain, int32_t chunk_size, int32_t p, const int32_t * rows, const int32_t * scores,
-                               int32_t n_held) {
-    const auto n_old = (int32_t)(std::lower_bound(rows, rows + n_held, retain.first_safe(p, chunk_size)) - rows);
-    for (int32_t i = 0; i < n_old; i++) {
-        keys.push_back((uint64_t)lctx_held::rank(retain.score, scores[i]) << 32 | (uint32_t)rows[i]);
-    }
-    n_safe = n_held - n_old;
-}
-
-std::vector<int32_t> lctx_share_budget(std::vector<lctx_contender> & heads, int64_t total, int32_t least) {
+// How many rows each head keeps, so that they keep `total` together: those that are safe, the `least` best of every head, and the best of
+// all. Of equal keys that of the first head stays.
+std::vector<int32_t> share_budget(std::vector<lctx_contender> & heads, int64_t total, int32_t least) {
     const auto best_first = [](std::vector<uint64_t> & keys, int64_t n) {
         std::nth_element(keys.begin(), keys.begin() + n, keys.end(), std::greater<uint64_t>());
     };
@@ -46,11 +37,22 @@ std::vector<int32_t> lctx_share_budget(std::vector<lctx_contender> & heads, int6
     return budgets;
 }
 
+}  // namespace
+
+lctx_contender::lctx_contender(const lctx_retain & retain, int32_t chunk_size, int32_t p, const int32_t * rows, const int32_t * scores,
+                               int32_t n_held) {
+    const auto n_old = (int32_t)(std::lower_bound(rows, rows + n_held, retain.first_safe(p, chunk_size)) - rows);
+    for (int32_t i = 0; i < n_old; i++) {
+        keys.push_back((uint64_t)lctx_held::rank(retain.score, scores[i]) << 32 | (uint32_t)rows[i]);
+    }
+    n_safe = n_held - n_old;
+}
+
 std::vector<int32_t> lctx_share_text(std::vector<lctx_contender> & heads, double share, int32_t n_row) {
     const double equal = share * n_row;
-    return lctx_share_budget(heads, (int64_t)(equal * (double)heads.size()), (int32_t)equal / SAFEGUARD);
+    return share_budget(heads, (int64_t)(equal * (double)heads.size()), (int32_t)equal / SAFEGUARD);
 }
 
 std::vector<int32_t> lctx_share_layer(std::vector<lctx_contender> & heads, const lctx_retain & retain) {
-    return lctx_share_budget(heads, (int64_t)retain.budget * (int64_t)heads.size(), retain.budget / SAFEGUARD);
+    return share_budget(heads, (int64_t)retain.budget * (int64_t)heads.size(), retain.budget / SAFEGUARD);
 }

@@ -34,6 +34,3 @@ class lctx_centers {
     bool dry_;
     std::map<int32_t, entry> entries_;  // by layer
 };
-
-// The same on the host: a bias of heads of head_dim channels, rotated by means of cos and sin, [n_dims] as lctx_angles has them.
-std::vector<float> lctx_rotated_bias(const std::vector<float> & bias, int32_t head_dim, const std::vector<float> & mean, int32_t mode);

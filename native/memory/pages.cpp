@@ -17,7 +17,6 @@ int32_t lctx_pages::take() {
         page = (int32_t)pages.size();
         pages.push_back({1, false});
     }
-    peak = std::max(peak, n_held());
     return page;
 }
 

@@ -34,7 +34,6 @@ class lctx_pages {
     bool is_shared(int32_t page) const { return n_owner(page) > 1; }
     int32_t n_free() const { return n_total - n_held(); }
     int32_t n_held() const { return (int32_t)(pages.size() - warm.size() - cold.size()); }
-    int32_t n_peak() const { return peak; }  // most pages ever held
 
   private:
     struct page {
@@ -43,7 +42,6 @@ class lctx_pages {
     };
 
     int32_t n_total;
-    int32_t peak = 0;
     std::vector<page> pages;          // that were ever taken
     std::vector<int32_t> warm, cold;  // free ones; of cold ones the last first
 };

@@ -76,12 +76,6 @@ lctx_slice begin(const lctx_kv & kv, lctx_state_reader & io) {
     return slice;
 }
 
-void require(bool ok, const std::string & reason) {
-    if (!ok) {
-        throw lctx_refusal(reason);
-    }
-}
-
 }  // namespace
 
 std::string lctx_why_no_slices(const lctx_kv & kv) {
@@ -93,7 +87,7 @@ std::string lctx_why_no_slices(const lctx_kv & kv) {
 
 void lctx_write_slice(const lctx_kv & kv, llama_io_write_i & io, int32_t seq, int32_t first, int32_t end) {
     const std::string why = why_not_slice(kv, seq, first, end);
-    require(why.empty(), why);
+    lctx_require(why.empty(), why);
     kv.placement.wait();
     lctx_write_header(kv, io, 0);
     const int32_t at[2] = {first, end};
@@ -133,13 +127,13 @@ void lctx_insert_slice(lctx_kv & kv, lctx_state_reader & io, int32_t seq, int32_
     const lctx_slice slice = begin(kv, io);
     const lctx_method & method = kv.placement.method();
     const int32_t to = kv.seqs.n_pos(seq), n_ctx = kv.placement.sizes().n_ctx;
-    require(method.n_span() > 1, "texts are placed with method=full,spans=N, not with " + method.full_spec());
-    require(skip >= 0 && n > 0 && (int64_t)skip + n <= slice.n_row(), "the stored part does not have these rows");
-    require(n <= n_ctx - to,
-            std::to_string(n) + " stored rows do not fit: " + std::to_string(to) + " of n_ctx " + std::to_string(n_ctx) + " are used");
+    lctx_require(method.n_span() > 1, "texts are placed with method=full,spans=N, not with " + method.full_spec());
+    lctx_require(skip >= 0 && n > 0 && (int64_t)skip + n <= slice.n_row(), "the stored part does not have these rows");
+    lctx_require(n <= n_ctx - to,
+                 std::to_string(n) + " stored rows do not fit: " + std::to_string(to) + " of n_ctx " + std::to_string(n_ctx) + " are used");
     std::vector<lctx_row_span> spans = kv.seqs.spans_with(seq, slice.first + skip);
     const std::string why = kv.seqs.why_no_spans(spans);
-    require(why.empty(), why);
+    lctx_require(why.empty(), why);
     std::swap(kv.seqs[seq].spans, spans);
     try {
         lctx_append_rows(kv, io, seq, slice, skip, n);

@@ -2,20 +2,14 @@
 //
 // Keys stay as they were rotated. A span says by how much that position is ahead of the row, and a query looks from as much further ahead.
 // New rows go to the last span.
-#include "llama-io.h"
 #include "sequences.h"
+#include "state-io.h"
 
 #include <algorithm>
 
 namespace {
 
 constexpr int32_t MOST_SHIFT = 1 << 24;  // positions are floats in the rotation
-
-void require(bool ok, const std::string & reason) {
-    if (!ok) {
-        throw lctx_refusal("the saved state does not fit: " + reason);
-    }
-}
 
 // A span that goes on as the one before it is none of its own.
 void add(std::vector<lctx_row_span> & spans, lctx_row_span span) {
@@ -79,13 +73,13 @@ std::vector<lctx_row_span> lctx_sequences::read_spans(llama_io_read_i & io, int3
     }
     int32_t n;
     io.read(&n, sizeof(n));
-    require(n >= 1 && n <= method_.n_span(), "it has " + std::to_string(n) + " spans");
+    lctx_require_state(n >= 1 && n <= method_.n_span(), "it has " + std::to_string(n) + " spans");
     std::vector<lctx_row_span> spans(n);
     io.read(spans.data(), n * sizeof(lctx_row_span));
     for (int32_t i = 0; i < n; i++) {
         const bool follows = i == 0 ? spans[i].first == 0 : spans[i].first > spans[i - 1].first && spans[i].first < n_pos;
         const bool is_position = spans[i].shift <= MOST_SHIFT && (int64_t)spans[i].first + spans[i].shift >= 0;
-        require(follows && is_position, "its spans contradict each other");
+        lctx_require_state(follows && is_position, "its spans contradict each other");
     }
     return spans;
 }

@@ -5,6 +5,12 @@
 
 #include <cstring>
 
+void lctx_require_state(bool ok, const std::string & reason) {
+    if (!ok) {
+        throw lctx_refusal("the saved state does not fit: " + reason);
+    }
+}
+
 const uint8_t * lctx_state_reader::take(size_t size) {
     if (size > size_ - at_) {
         throw lctx_refusal("the saved state is shorter than what it should hold");

@@ -4,6 +4,10 @@
 #include "llama-io.h"
 
 #include <cstdint>
+#include <string>
+
+// Throws lctx_refusal unless ok.
+void lctx_require_state(bool ok, const std::string & reason);
 
 class lctx_state_reader final : public llama_io_read_i {
   public:

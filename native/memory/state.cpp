@@ -6,6 +6,7 @@
 #include "state.h"
 
 #include "plane-runs.h"
+#include "state-io.h"
 
 #include <algorithm>
 #include <cmath>
@@ -48,12 +49,6 @@ template <typename T> T get(llama_io_read_i & io) {
     T value;
     io.read(&value, sizeof(value));
     return value;
-}
-
-void require(bool ok, const std::string & reason) {
-    if (!ok) {
-        throw lctx_refusal("the saved state does not fit: " + reason);
-    }
 }
 
 void write_sequence(const lctx_kv & kv, llama_io_write_i & io, int32_t seq) {
@@ -114,7 +109,7 @@ lctx_sequence read_counters(const lctx_kv & kv, llama_io_read_i & io) {
     s.voted_to = saved.voted_to;
     s.undo_from = saved.undo_from;
     const std::string wrong = kv.seqs.why_unsound(s);
-    require(wrong.empty(), wrong);
+    lctx_require_state(wrong.empty(), wrong);
     s.spans = kv.seqs.read_spans(io, s.n_pos);
     return s;
 }
@@ -127,8 +122,8 @@ lctx_growth read_growth(const lctx_kv & kv, llama_io_read_i & io, const lctx_seq
     }
     // the newest rows before a border stay
     const int32_t most_gone = kv.placement.retain() ? std::max(0, s.evicted_to - kv.placement.retain()->recent) : 0;
-    require(std::all_of(gone.begin(), gone.end(), [&](int32_t n) { return 0 <= n && n <= most_gone; }),
-            "its counters contradict each other");
+    lctx_require_state(std::all_of(gone.begin(), gone.end(), [&](int32_t n) { return 0 <= n && n <= most_gone; }),
+                       "its counters contradict each other");
     lctx_growth growth = {s.n_pos, {}, s.first_live};
     for (int32_t n : gone) {
         growth.n_each.push_back(s.n_pos - n);
@@ -139,7 +134,7 @@ lctx_growth read_growth(const lctx_kv & kv, llama_io_read_i & io, const lctx_seq
 void read_sequence(lctx_kv & kv, llama_io_read_i & io, int32_t seq) {
     const lctx_sequence s = read_counters(kv, io);
     const std::string why = kv.blocks.grow_to_write(seq, read_growth(kv, io, s));
-    require(why.empty(), why);
+    lctx_require_state(why.empty(), why);
     kv.seqs[seq] = s;
     std::vector<uint8_t> bytes;
     lctx_each_run(kv.placement, kv.seqs, seq, lctx_whole(kv.seqs, seq),
@@ -147,7 +142,7 @@ void read_sequence(lctx_kv & kv, llama_io_read_i & io, int32_t seq) {
                       bytes.resize(size);
                       io.read(bytes.data(), size);
                       const std::string bad = why_no_values(kv, s, plane, bytes);
-                      require(bad.empty(), bad);
+                      lctx_require_state(bad.empty(), bad);
                       store.land(plane.tensor, offset, bytes.data(), size);
                   });
     for (const auto & store : kv.placement.stores()) {
@@ -192,27 +187,29 @@ void lctx_check_header(const lctx_kv & kv, llama_io_read_i & io, int32_t n_seq) 
     const lctx_kv_shape & shape = kv.placement.shape();
     const lctx_method & method = kv.placement.method();
     const auto header = get<state_header>(io);
-    require(header.magic == MAGIC, "it was not written by a context with a method");
-    require(header.version == VERSION, "its version is " + std::to_string(header.version) + ", this one reads " + std::to_string(VERSION));
+    lctx_require_state(header.magic == MAGIC, "it was not written by a context with a method");
+    lctx_require_state(header.version == VERSION,
+                       "its version is " + std::to_string(header.version) + ", this one reads " + std::to_string(VERSION));
     const auto n_spec = get<uint32_t>(io);
-    require(n_spec <= MAX_SPEC, "its method is not readable");
+    lctx_require_state(n_spec <= MAX_SPEC, "its method is not readable");
     std::string spec(n_spec, 0);
     io.read(spec.data(), n_spec);
-    require(std::all_of(spec.begin(), spec.end(), [](char c) { return c >= ' ' && c <= '~'; }), "its method is not readable");
-    require(spec == method.full_spec(), "it was written with " + spec + ", this context runs " + method.full_spec());
-    require(header.type_k == shape.type_k && header.type_v == shape.type_v, "its K or V type is another one");
-    require(header.head_dim_k == shape.head_dim_k && header.head_dim_v == shape.head_dim_v &&
-                header.n_layer == (int32_t)kv.placement.layers().size() && header.n_head_total == kv.placement.n_head(),
-            "it belongs to a model of another shape");
-    require(memcmp(&header.rope, &kv.rope, sizeof(kv.rope)) == 0, "its keys were rotated with other RoPE settings");
-    require(header.hadamard.k == shape.hadamard.k && header.hadamard.v == shape.hadamard.v,
-            "its rows were stored with another Hadamard transform (LLAMA_ATTN_ROT_DISABLE)");
-    require(header.near_rows == (n_seq > 0 ? shape.near_rows : method.near_window()), "it was written with another n_batch or n_ubatch");
-    require(header.n_seq == n_seq, "it holds " + std::to_string(header.n_seq) + " sequences");
+    lctx_require_state(std::all_of(spec.begin(), spec.end(), [](char c) { return c >= ' ' && c <= '~'; }), "its method is not readable");
+    lctx_require_state(spec == method.full_spec(), "it was written with " + spec + ", this context runs " + method.full_spec());
+    lctx_require_state(header.type_k == shape.type_k && header.type_v == shape.type_v, "its K or V type is another one");
+    lctx_require_state(header.head_dim_k == shape.head_dim_k && header.head_dim_v == shape.head_dim_v &&
+                           header.n_layer == (int32_t)kv.placement.layers().size() && header.n_head_total == kv.placement.n_head(),
+                       "it belongs to a model of another shape");
+    lctx_require_state(memcmp(&header.rope, &kv.rope, sizeof(kv.rope)) == 0, "its keys were rotated with other RoPE settings");
+    lctx_require_state(header.hadamard.k == shape.hadamard.k && header.hadamard.v == shape.hadamard.v,
+                       "its rows were stored with another Hadamard transform (LLAMA_ATTN_ROT_DISABLE)");
+    lctx_require_state(header.near_rows == (n_seq > 0 ? shape.near_rows : method.near_window()),
+                       "it was written with another n_batch or n_ubatch");
+    lctx_require_state(header.n_seq == n_seq, "it holds " + std::to_string(header.n_seq) + " sequences");
 }
 
 void lctx_read_state(lctx_kv & kv, llama_io_read_i & io, int32_t seq_id) {
-    require(seq_id < kv.seqs.size(), "there is no sequence " + std::to_string(seq_id));
+    lctx_require_state(seq_id < kv.seqs.size(), "there is no sequence " + std::to_string(seq_id));
     const int32_t first = std::max(seq_id, 0), end = seq_id < 0 ? kv.seqs.size() : seq_id + 1;
     const auto forget = [&] {
         for (int32_t seq = first; seq < end; seq++) {

@@ -116,6 +116,3 @@ int32_t lctx_rule_budget(const lctx_method_spec & spec, const lctx_method_env & 
 int32_t lctx_rule_evict_every(const lctx_method_spec & spec, int32_t budget);
 // Whether heads share their budgets; returns what the spec says of it: nothing where they do not, as before there was a choice.
 std::string lctx_rule_heads(const lctx_method_spec & spec, lctx_retain & retain);
-
-// The smallest group with L/2 > w + (n_ctx - w)/G (SelfExtend, eq. 5); w must be below L/2.
-int32_t lctx_selfextend_group(int64_t n_ctx_train, int64_t n_ctx, int64_t window);

@@ -56,12 +56,13 @@ std::string text(int64_t n) {
     return std::to_string(n);
 }
 
-}  // namespace
-
-int32_t lctx_selfextend_group(int64_t n_ctx_train, int64_t n_ctx, int64_t window) {
+// The smallest group with L/2 > w + (n_ctx - w)/G (SelfExtend, eq. 5); w must be below L/2.
+int32_t smallest_group(int64_t n_ctx_train, int64_t n_ctx, int64_t window) {
     const int64_t room = n_ctx_train - 2 * window;  // twice (L/2 - w)
     return (int32_t)(2 * (n_ctx - window) / room + 1);
 }
+
+}  // namespace
 
 std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spec, const lctx_method_env & env) {
     const int64_t trained = env.n_ctx_train;
@@ -79,7 +80,7 @@ std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spe
         throw lctx_refusal("selfextend: neighbor_window " + text(window) + " must be below half the trained context " + text(trained) +
                            " for an automatic group_size; give group_size too");
     }
-    const int64_t group = auto_group ? lctx_selfextend_group(trained, env.n_ctx, window) : spec.get("group_size");
+    const int64_t group = auto_group ? smallest_group(trained, env.n_ctx, window) : spec.get("group_size");
     if (group < 1) {
         throw lctx_refusal("selfextend: group_size must be at least 1, not " + text(group));
     }
