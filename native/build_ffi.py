@@ -1,4 +1,4 @@
-"""Write the cffi module (ABI mode, out of line) from the marked blocks of native/counts.h and native/lctx.h.
+"""Write the cffi module (ABI mode, out of line) from the marked blocks of the C API's headers.
 
 The build runs ``python native/build_ffi.py HEADER... OUTPUT``.
 """

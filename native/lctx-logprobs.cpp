@@ -1,6 +1,6 @@
 // The C API: log-probabilities of wanted tokens.
 #include "firewall.h"
-#include "lctx.h"
+#include "lctx-sampling.h"
 
 #include <algorithm>
 #include <cmath>

@@ -4,6 +4,7 @@
 #include "chat/nesting.h"
 #include "firewall.h"
 #include "handles.h"
+#include "lctx-sampling.h"
 #include "log.h"
 
 #include <algorithm>

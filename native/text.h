@@ -4,7 +4,7 @@
 #include "firewall.h"
 #include "log.h"
 
-#include "lctx.h"
+#include "lctx-sampling.h"
 
 #include <new>
 #include <string>

@@ -11,14 +11,15 @@ import pytest
 from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
-COUNTS, HEADER, HARNESS = (ROOT / "native" / name for name in ("counts.h", "lctx.h", "harness/harness.h"))
+NAMES = ("counts.h", "lctx.h", "lctx-sampling.h", "harness/harness.h")
+COUNTS, HEADER, SAMPLING, HARNESS = (ROOT / "native" / name for name in NAMES)
 STT_FUNC, SHT_DYNSYM = 2, 11
 
 
 def cdef(header: Path = HEADER) -> str:
-    """Return the block of a header; that of lctx.h needs that of counts.h."""
+    """Return the block of a header; for lctx.h those of all headers of the API."""
     block = re.search(r"// \[cdef begin\]\n(.*)// \[cdef end\]", header.read_text(), re.DOTALL).group(1)
-    return cdef(COUNTS) + block if header == HEADER else block
+    return cdef(COUNTS) + block + cdef(SAMPLING) if header == HEADER else block
 
 
 def functions(header: Path = HEADER) -> set[str]:
@@ -70,7 +71,8 @@ def test_the_cdef_is_what_a_compiler_reads(tmp_path, header):
         lacks("build", "no C compiler or no Python.h to check the cdef with")
     ffi, source = FFI(), tmp_path / "abi.c"
     ffi.cdef(cdef(header))
-    ffi.set_source("_lctx_abi", f'#include "{header.name}"')
+    last = SAMPLING if header == HEADER else header
+    ffi.set_source("_lctx_abi", f'#include "{last.name}"')
     ffi.emit_c_code(str(source))
     command = [compiler, "-fsyntax-only", "-Werror", f"-I{header.parent}", f"-I{include}", str(source)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -14,7 +14,8 @@ from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED = {"CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE", "native/lctx.h", "native/lctx.map",
-          "native/counts.h", "patches/apply.cmake", "patches/series", "patches/upstream.txt", "native/build_ffi.py",
+          "native/counts.h", "native/lctx-sampling.h", "patches/apply.cmake",
+          "patches/series", "patches/upstream.txt", "native/build_ffi.py",
           "pylongctx/models/pylongctx-tiny-q8_0.gguf"}  # fmt: skip
 NOT_PACKED = {".ci/run"}
 
