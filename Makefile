@@ -1,6 +1,5 @@
 # make demo | report | report-full | test | test-all | test-peers | fuzz | docs | lint | wheel | tools | tools-ik | sanitize |
-# cuda-check: everything
-# they need is set up first, in .venv.
+# cuda-check | vulkan-check: everything they need is set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
@@ -33,7 +32,7 @@ HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
 .PHONY: build demo report report-full test test-all test-peers test-build docs lint format wheel wheel-linux wheel-cuda
 .PHONY: tools tools-patched tools-stock tools-ik
-.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread test-kinds cuda-check clean
+.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread test-kinds cuda-check vulkan-check clean
 
 $(BIN)/pip:
 	@echo "[1/7] build tools: cmake, ninja, scikit-build-core, cffi"
@@ -212,6 +211,14 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS="halt_on_error=1 suppressions=tsan.txt" \
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
 	    $(PYTHON_ALONE) -m pytest -q -s $(CASES) $(ALONE_TESTS)
+
+# with the Vulkan backend, on the first device that there is, or one in software: packages of Debian have it
+VULKAN_HEADERS := build/vulkan-headers
+vulkan-check: ALONE := vulkan
+vulkan-check: $(VENV)/.build-tools
+	$(BIN)/python native/vulkan/packages.py $(VULKAN_HEADERS)
+	$(INSTALL_ALONE) -C cmake.define.GGML_VULKAN=ON -C cmake.define.Vulkan_INCLUDE_DIR=$(CURDIR)/$(VULKAN_HEADERS)/usr/include
+	cd tests && GGML_VK_VISIBLE_DEVICES=0 LCTX_REQUIRE=vulkan $(PYTHON_ALONE) -m pytest -q test_vulkan.py $(PYTEST_ARGS)
 
 # on the library of a wheel for each kind of x86-64 CPU, as far as this one can run them
 KINDS_HERE = import pathlib; from pylongctx._cpu import *; print(*cpu_kinds(pathlib.Path('../build/$(ALONE)/pylongctx/lib'), cpu_features()))

@@ -45,6 +45,13 @@ struct ggml_backend_cuda_context;
 LCTX_INTERNAL void lctx_cuda_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 LCTX_INTERNAL bool lctx_cuda_supported(int device, const ggml_tensor * op);
 
+// The same of the Vulkan backend: record the kernels of dst into the command buffer of sub.
+struct ggml_backend_vk_context;
+struct vk_context_struct;
+struct vk_device_struct;
+LCTX_INTERNAL void lctx_vk_forward(ggml_backend_vk_context * ctx, const std::shared_ptr<vk_context_struct> & sub, ggml_tensor * dst);
+LCTX_INTERNAL bool lctx_vk_supported(const std::shared_ptr<vk_device_struct> & device, const ggml_tensor * op);
+
 struct llama_cparams;
 struct llama_memory_i;
 struct llama_memory_params;

@@ -15,6 +15,9 @@ if(LCTX_BUILD_STOCK)
     set(series "")  # a tree of its own, as it came
 else()
     file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/series" series REGEX "^[^#]")
+    if(NOT GGML_VULKAN)
+        list(REMOVE_ITEM series ggml-vulkan-lctx.patch)  # experimental: other builds are as if it were not there
+    endif()
 endif()
 set(key "${pin_sha256}")
 foreach(name IN LISTS series)

@@ -190,6 +190,11 @@ def warn_without_device(n_gpu_layers: int, rpc_servers: str | None, verbose: boo
 
 def why_no_gpu() -> str:
     """Return why the library cannot use a GPU, and the way out."""
+    if build_info().get("vulkan"):
+        return (
+            "Vulkan finds no GPU: check that vulkaninfo --summary lists one; one in software (llvmpipe) is used with "
+            "GGML_VK_VISIBLE_DEVICES=0 only"
+        )
     if build_info()["cuda"] is None:
         return (
             "this build of pylongctx has no GPU backend; install pylongctx-cuda as well, or with the CUDA toolkit "

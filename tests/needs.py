@@ -26,6 +26,7 @@ GROUPS = {
     "older": "an older package of llama-cpp-python: python patches/refresh.py prove",
     "harness": "a library built with LCTX_HARNESS=ON",
     "cuda": "nvcc, cuobjdump and the headers of cuBLAS",
+    "vulkan": "a library built with GGML_VULKAN=ON and LCTX_HARNESS=ON, and a Vulkan device: make vulkan-check",
     "tools": "llama-perplexity and llama-bench: make tools",
 }
 

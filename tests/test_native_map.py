@@ -30,6 +30,7 @@ BELOW = {  # what a room may include beside itself and the small headers of the 
     "cpu": {"ops"},
     "weights": {"cpu", "ops"},
     "cuda": {"ops"},
+    "vulkan": {"ops"},
     "harness": {"cpu", "graph", "memory", "ops", "weights"},
 }
 ROOMS = sorted(BELOW)

@@ -162,8 +162,8 @@ def test_the_series_applies_to_an_older_release():
         lacks("older", f"llama-cpp-python {version} is not in build/download: python patches/refresh.py prove")
     command = [sys.executable, str(PATCHES / "refresh.py"), "prove"]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
     found = column(done.stdout, version)
+    assert done.returncode == ("by hand" in found.values()), done.stdout + done.stderr
     assert [f"{name.strip('`')}.patch" for name in found] == series()
     assert found == column(README, version)
 

@@ -46,6 +46,7 @@ WITNESSES = (
         "docs/memory.md": "it says with which methods keys keep their bias",
         "docs/methods/longheads.md": "a table compares it",
         "docs/results.md": "a table compares it",
+        "docs/gpu.md": "it says which methods have Vulkan kernels",
         "docs/internals.md": "an example of a base",
         "docs/quickstart.md": "the log of longheads names its base",
         "docs/models.md": "it says on which models methods do nothing or are refused",

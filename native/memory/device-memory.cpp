@@ -9,6 +9,17 @@ namespace {
 
 constexpr int64_t LANDING = 8 << 20;  // bytes that go to a device together
 
+// What bytes are copied as on a device. ggml's Vulkan backend copies words, of which rows and numbers are whole ones.
+#ifdef LCTX_VULKAN
+ggml_type copied_as(size_t from, size_t to, size_t size) {
+    return (from | to | size) % sizeof(int32_t) == 0 ? GGML_TYPE_I32 : GGML_TYPE_I16;
+}
+#else
+ggml_type copied_as(size_t, size_t, size_t) {
+    return GGML_TYPE_I8;
+}
+#endif
+
 }  // namespace
 
 lctx_device_memory::lctx_device_memory(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, lctx_work & work)
@@ -167,8 +178,9 @@ void lctx_device_memory::run_copies() {
         const ggml_context_ptr ctx(ggml_init({3 * n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false), nullptr, true}));
         ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), n, false);
         for (size_t i = first; i < first + n; i++) {
+            const ggml_type type = copied_as(copies_[i].from, copies_[i].to, copies_[i].size);
             const auto bytes = [&](size_t offset) {
-                ggml_tensor * t = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, (int64_t)copies_[i].size);
+                ggml_tensor * t = ggml_new_tensor_1d(ctx.get(), type, (int64_t)(copies_[i].size / ggml_type_size(type)));
                 ggml_backend_tensor_alloc(arena_->buffer(), t, base + offset);
                 return t;
             };

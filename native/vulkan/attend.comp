@@ -1,0 +1,257 @@
+#version 460
+// *attend*: attention of a tile of queries and heads over its segments, with a softmax that goes on from block to block (FlashAttention,
+// arXiv 2205.14135, algorithm 1).
+//
+// A workgroup has one KV head, COLUMNS of its query heads (those of one token, then of the next), and every n_split-th block of 64 rows
+// that they read, which is a page. Keys are read by a thread for each row and half of the head, values by one for each element: one read
+// serves all heads of a group.
+#include "common.glsl"
+#define THREADS 128
+layout(local_size_x = THREADS) in;
+layout(constant_id = 0) const int TYPE_K = 0;
+layout(constant_id = 1) const int TYPE_V = 0;
+layout(constant_id = 2) const int DIM_K = 64;
+layout(constant_id = 3) const int DIM_V = 64;
+layout(constant_id = 4) const int N_HEAD_KV = 1;
+layout(constant_id = 5) const int N_DIMS = 0;
+layout(constant_id = 6) const int ROPE_MODE = 0;
+layout(constant_id = 7) const int HADAMARD_K = 0;
+layout(constant_id = 8) const int NEAR_ROWS = 0;
+layout(constant_id = 9) const int GROUP = 1;     // query heads of a KV head
+layout(constant_id = 10) const int COLUMNS = 1;  // a power of two
+layout(constant_id = 11) const int LANES = 128;  // threads for the elements of a value: a power of two, COLUMNS * LANES >= THREADS
+layout(push_constant, std430) uniform Args { LCTX_VK_ATTEND(LAST) } a;
+
+const float NONE = -1e30;  // the score of a row that is not read
+const int HALVES = 2, OCTET = 8;
+const int PER_COLUMN = THREADS / COLUMNS;  // threads for the softmax of one
+const int GROUPS = THREADS / LANES;        // threads for an element of a value
+const int MY_COLUMNS = COLUMNS / GROUPS;
+const int MY_DIMS = (DIM_V + LANES - 1) / LANES;
+
+shared float buf[COLUMNS * DIM_K];  // queries
+shared float scores[HALVES * COLUMNS * PAGE_ROWS];
+shared float parts[THREADS];
+shared float factors[COLUMNS];
+shared int row0[COLUMNS], row1[COLUMNS], angles[COLUMNS], seqs[COLUMNS];
+#include "rotate.glsl"
+
+int thread, head_kv, first, n_column;  // of this thread, of its workgroup
+float m = NONE, l = 0.0;               // of the column whose softmax this thread takes part in: the largest score, a part of the sum
+float o[MY_COLUMNS * MY_DIMS];
+
+int token_of(int column) {
+    return (first + column) / GROUP;
+}
+int head_of(int column) {
+    return head_kv * GROUP + (first + column) % GROUP;
+}
+
+// Where the columns read, and from which angle.
+void look_up(int seg) {
+    barrier();
+    if (thread < COLUMNS) {
+        const int at = 4 * (token_of(min(thread, n_column - 1)) * a.n_seg + seg);
+        row0[thread] = Ints(a.segs).x[at];
+        row1[thread] = thread < n_column ? Ints(a.segs).x[at + 1] : 0;
+        angles[thread] = Ints(a.segs).x[at + 2];
+        seqs[thread] = Ints(a.segs).x[at + 3];
+    }
+    barrier();
+}
+
+void turn_queries() {
+    const float scale = a.scale * root_of(HADAMARD_K);
+    for (int i = thread; i < COLUMNS * DIM_K; i += THREADS) {
+        const int c = i / DIM_K;
+        buf[i] = 0.0;
+        if (row0[c] < row1[c]) {
+            const uint64_t q = a.q + uint64_t(head_of(c)) * uint64_t(a.q_head_stride) + uint64_t(token_of(c)) * uint64_t(a.q_token_stride);
+            buf[i] = scale * rotated(q, i % DIM_K, a.angles + uint64_t(angles[c]) * uint64_t(4 * N_DIMS));
+        }
+    }
+    transform(COLUMNS * DIM_K, HADAMARD_K);
+}
+
+void score_rows(uint64_t k) {
+    const int row = thread % PAGE_ROWS, part = thread / PAGE_ROWS;
+    const uint64_t at = k + uint64_t(row * a.k_row);
+    float sums[COLUMNS];
+    for (int c = 0; c < COLUMNS; c++) {
+        sums[c] = 0.0;
+    }
+    for (int d = part * OCTET; d < DIM_K; d += HALVES * OCTET) {
+        float x[OCTET];
+        for (int i = 0; i < OCTET; i++) {
+            x[i] = element(TYPE_K, at, d + i);
+        }
+        for (int c = 0; c < COLUMNS; c++) {
+            for (int i = 0; i < OCTET; i++) {
+                sums[c] += buf[c * DIM_K + d + i] * x[i];
+            }
+        }
+    }
+    for (int c = 0; c < COLUMNS; c++) {
+        scores[(part * COLUMNS + c) * PAGE_ROWS + row] = sums[c];
+    }
+}
+
+float capped(float score) {
+    const float t = exp(-2.0 * abs(score));
+    return a.softcap != 0.0 ? a.softcap * sign(score) * (1.0 - t) / (1.0 + t) : score;
+}
+
+// The weights of a block of rows for each column, in place of its scores.
+void weigh(int block, int seq) {
+    const int c = thread / PER_COLUMN, mine = thread % PER_COLUMN;
+    const bool reads = seqs[c] == seq;
+    float most = NONE;
+    for (int row = mine; row < PAGE_ROWS; row += PER_COLUMN) {
+        const int at = c * PAGE_ROWS + row, cell = block * PAGE_ROWS + row;
+        const float score = capped(scores[at] + scores[COLUMNS * PAGE_ROWS + at]);
+        scores[at] = reads && row0[c] <= cell && cell < row1[c] ? score : NONE;
+        most = max(most, scores[at]);
+    }
+    parts[thread] = most;
+    barrier();
+    most = m;
+    for (int i = 0; i < PER_COLUMN; i++) {
+        most = max(most, parts[c * PER_COLUMN + i]);
+    }
+    const float factor = exp(m - most);
+    m = most;
+    l *= factor;
+    if (mine == 0) {
+        factors[c] = factor;
+    }
+    for (int row = mine; row < PAGE_ROWS; row += PER_COLUMN) {
+        const int at = c * PAGE_ROWS + row;
+        scores[at] = scores[at] == NONE ? 0.0 : exp(scores[at] - m);
+        l += scores[at];
+    }
+    barrier();
+}
+
+// What is not read may be NaN.
+void add_values(uint64_t v, int begin, int end) {
+    const int lane = thread % LANES, group = thread / LANES;
+    for (int c = 0; c < MY_COLUMNS; c++) {
+        for (int i = 0; i < MY_DIMS; i++) {
+            o[c * MY_DIMS + i] *= factors[c * GROUPS + group];
+        }
+    }
+    for (int row = begin; row < end; row++) {
+        for (int i = 0; i < MY_DIMS; i++) {
+            const int d = i * LANES + lane;
+            const float x = d < DIM_V ? element(TYPE_V, v + uint64_t(row * a.v_row), d) : 0.0;
+            for (int c = 0; c < MY_COLUMNS; c++) {
+                const float weight = scores[(c * GROUPS + group) * PAGE_ROWS + row];
+                o[c * MY_DIMS + i] += weight != 0.0 ? weight * x : 0.0;
+            }
+        }
+    }
+}
+
+// Whether a column of a sequence reads of these rows.
+bool is_read(int seq, int begin, int end) {
+    bool any = false;
+    for (int c = 0; c < COLUMNS; c++) {
+        any = any || seqs[c] == seq && max(row0[c], begin) < min(row1[c], end);
+    }
+    return any;
+}
+
+void attend_block(int block, int seq, bool is_near, int begin, int end) {
+    const int page = seq * a.page_seq_stride + head_kv * a.page_head_stride + block, row = block * PAGE_ROWS;
+    uint64_t k = page_at(a.k_pool, a.k_row, a.pages, page);
+    if (is_near) {
+        k = a.near + uint64_t(seq) * uint64_t(a.near_seq_stride) + uint64_t(head_kv) * uint64_t(a.near_head_stride) +
+            uint64_t(row % NEAR_ROWS) * uint64_t(a.k_row);
+    }
+    barrier();
+    score_rows(k);
+    barrier();
+    weigh(block, seq);
+    add_values(page_at(a.v_pool, a.v_row, a.pages, page), max(begin - row, 0), min(end - row, PAGE_ROWS));
+}
+
+// The columns of one sequence, of which c is the first; returns the blocks that were counted.
+int attend_sequence(int c, bool is_near, int n_block) {
+    const int seq = seqs[c];
+    int begin = 0x7fffffff, end = 0;
+    for (int i = c; i < COLUMNS; i++) {
+        if (seqs[i] == seq && row0[i] < row1[i]) {
+            begin = min(begin, row0[i]);
+            end = max(end, row1[i]);
+        }
+    }
+    for (int block = begin / PAGE_ROWS; block * PAGE_ROWS < end; block++, n_block++) {
+        if (n_block % a.n_split == int(gl_WorkGroupID.z) && is_read(seq, block * PAGE_ROWS, (block + 1) * PAGE_ROWS)) {
+            attend_block(block, seq, is_near, begin, end);
+        }
+    }
+    return n_block;
+}
+
+bool is_first_of_sequence(int c) {
+    bool first = true;
+    for (int i = 0; i < c; i++) {
+        first = first && seqs[i] != seqs[c];
+    }
+    return first;
+}
+
+// With n_split > 1 a part of each row, its largest score and its sum in front; else rows.
+void put() {
+    barrier();
+    parts[thread] = l;
+    if (thread % PER_COLUMN == 0) {
+        factors[thread / PER_COLUMN] = m;
+    }
+    barrier();
+    const bool whole = a.n_split == 1;
+    const int lane = thread % LANES, group = thread / LANES, size = whole ? DIM_V : DIM_V + 2, n_row = a.n_tokens * N_HEAD_KV * GROUP;
+    for (int i = 0; i < MY_COLUMNS; i++) {
+        const int c = i * GROUPS + group;
+        if (c >= n_column) {
+            break;
+        }
+        float sum = 0.0;
+        for (int part = 0; part < PER_COLUMN; part++) {
+            sum += parts[c * PER_COLUMN + part];
+        }
+        const int row = token_of(c) * N_HEAD_KV * GROUP + head_of(c);
+        Floats to = Floats(a.dst + uint64_t(whole ? row : row * a.n_split + int(gl_WorkGroupID.z)) * uint64_t(4 * size));
+        for (int j = 0, d = lane; d < DIM_V; j++, d += LANES) {
+            to.x[d] = !whole ? o[i * MY_DIMS + j] : sum != 0.0 ? o[i * MY_DIMS + j] / sum : 0.0;
+        }
+        if (lane == 0 && !whole) {
+            to.x[DIM_V] = factors[c];
+            to.x[DIM_V + 1] = sum;
+        }
+        if (lane == 0 && whole && a.lse != 0) {
+            Floats(a.dst + uint64_t(n_row) * uint64_t(4 * DIM_V)).x[row] = sum != 0.0 ? factors[c] + log(sum) : uintBitsToFloat(0xff800000);
+        }
+    }
+}
+
+void main() {
+    thread = int(gl_LocalInvocationID.x);
+    head_kv = int(gl_WorkGroupID.y);
+    first = int(gl_WorkGroupID.x) * COLUMNS;
+    n_column = min(a.n_tokens * GROUP - first, COLUMNS);
+    for (int i = 0; i < MY_COLUMNS * MY_DIMS; i++) {
+        o[i] = 0.0;
+    }
+    int n_block = 0;
+    for (int seg = 0; seg < a.n_seg; seg++) {
+        look_up(seg);
+        turn_queries();
+        for (int c = 0; c < n_column; c++) {
+            if (is_first_of_sequence(c)) {
+                n_block = attend_sequence(c, (a.near_mask >> seg & 1) != 0, n_block);
+            }
+        }
+    }
+    put();
+}

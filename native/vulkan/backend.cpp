@@ -1,0 +1,330 @@
+// The kernels as an op of ggml's Vulkan backend: the one file that includes its headers. Pointers of the arguments are addresses of the
+// device (VK_KHR_buffer_device_address) here, so that ../ops/nodes.h serves all backends, and no descriptor limits a pool.
+#include "ggml-vulkan-common.h"
+
+#include "../hooks.h"
+#include "../ops/cache.h"
+#include "../ops/half.h"
+#include "../ops/nodes.h"
+#include "ledger.h"
+
+#include "args.h"
+
+namespace {
+
+constexpr uint32_t ANGLES[] =
+#include "lctx-angles.inc"
+    ;
+constexpr uint32_t STORE[] =
+#include "lctx-store.inc"
+    ;
+constexpr uint32_t ATTEND[] =
+#include "lctx-attend.inc"
+    ;
+constexpr uint32_t MERGE[] =
+#include "lctx-merge.inc"
+    ;
+
+// What args.h says, as GLSL lays it out: a shader does not compile when its last member lies elsewhere.
+#define LAST(offset, type, name) \
+    type name;                   \
+    static constexpr size_t SIZE = (offset) + sizeof(type);
+struct angles_push {
+    LCTX_VK_ANGLES(LAST)
+};
+struct store_push {
+    LCTX_VK_STORE(LAST)
+};
+struct attend_push {
+    LCTX_VK_ATTEND(LAST)
+};
+struct merge_push {
+    LCTX_VK_MERGE(LAST)
+};
+#undef LAST
+constexpr size_t MOST_PUSHED = 128;  // that every device takes
+static_assert(offsetof(angles_push, magnitude) + sizeof(float) == angles_push::SIZE && angles_push::SIZE <= MOST_PUSHED);
+static_assert(offsetof(store_push, n_tokens) + sizeof(int) == store_push::SIZE && store_push::SIZE <= MOST_PUSHED);
+static_assert(offsetof(attend_push, softcap) + sizeof(float) == attend_push::SIZE && attend_push::SIZE <= MOST_PUSHED);
+static_assert(offsetof(merge_push, lse) + sizeof(int) == merge_push::SIZE && merge_push::SIZE <= MOST_PUSHED);
+
+constexpr int MOST_DIM = 576, OCTET = 8;
+constexpr int ATTEND_THREADS = 128;        // as attend.comp has them
+constexpr int MOST_COLUMNS = 16;           // of a tile, 8 where values are wide: sums are in registers
+constexpr uint32_t MOST_GROUPS = 1 << 15;  // of a dispatch whose shader loops over the rest
+
+uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+uint64_t address_of(const void * at) {
+    return (uint64_t)(uintptr_t)at;
+}
+
+int power_of_two(int n) {
+    int power = 1;
+    while (power < n) {
+        power *= 2;
+    }
+    return power;
+}
+
+// ---- nodes with addresses ----
+
+vk_buffer & buffer_of(const ggml_tensor * t) {
+    return ((ggml_backend_vk_buffer_context *)(t->view_src ? t->view_src : t)->buffer->context)->dev_buffer;
+}
+
+char * device_address(const ggml_tensor * t) {
+    return (char *)(uintptr_t)(buffer_of(t)->bda_addr + (uint64_t)((const char *)t->data - (const char *)vk_ptr_base));
+}
+
+// A node whose tensors have their addresses on the device.
+struct addressed {
+    ggml_tensor node, src[GGML_MAX_SRC];
+
+    explicit addressed(const ggml_tensor * dst) : node(*dst) {
+        node.data = device_address(dst);
+        for (int i = 0; i < GGML_MAX_SRC; i++) {
+            if (dst->src[i]) {
+                src[i] = *dst->src[i];
+                src[i].data = device_address(dst->src[i]);
+                node.src[i] = &src[i];
+            }
+        }
+    }
+    lctx_vk_range range(int i) const {
+        return node.src[i] ? lctx_vk_range{address_of(node.src[i]->data), ggml_nbytes(node.src[i])} : lctx_vk_range{0, 0};
+    }
+    lctx_vk_range result() const { return {address_of(node.data), ggml_nbytes(&node)}; }
+};
+
+// ---- pipelines ----
+
+using constants = std::vector<uint32_t>;
+
+vk_pipeline create_pipeline(const vk_device & device, const uint32_t * code, size_t size, uint32_t n_push, const constants & values) {
+    const vk::PushConstantRange range(vk::ShaderStageFlagBits::eCompute, 0, n_push);
+    std::vector<vk::SpecializationMapEntry> entries;
+    for (uint32_t i = 0; i < values.size(); i++) {
+        entries.push_back({i, i * (uint32_t)sizeof(uint32_t), sizeof(uint32_t)});
+    }
+    const vk::SpecializationInfo info((uint32_t)entries.size(), entries.data(), values.size() * sizeof(uint32_t), values.data());
+    auto p = std::make_shared<vk_pipeline_struct>();
+    p->layout = device->device.createPipelineLayout({{}, 0, nullptr, 1, &range});
+    p->shader_module = device->device.createShaderModule({{}, size, code});
+    const vk::PipelineShaderStageCreateInfo stage({}, vk::ShaderStageFlagBits::eCompute, p->shader_module, "main", &info);
+    p->pipeline = device->device.createComputePipeline(VK_NULL_HANDLE, {{}, stage, p->layout}).value;
+    const std::lock_guard<std::mutex> guard(device->compile_mutex);
+    device->all_pipelines.push_back(p);  // which the device destroys
+    return p;
+}
+
+vk_pipeline pipeline_of(const vk_device & device, const uint32_t * code, size_t size, uint32_t n_push, const constants & values) {
+    static std::mutex mutex;
+    static auto & all = *new std::map<std::tuple<vk_device_struct *, const uint32_t *, constants>, vk_pipeline>;
+    const std::lock_guard<std::mutex> guard(mutex);
+    vk_pipeline & p = all[{device.get(), code, values}];
+    if (!p) {
+        p = create_pipeline(device, code, size, n_push, values);
+    }
+    return p;
+}
+
+// ---- commands ----
+
+struct recorder {
+    ggml_backend_vk_context * ctx;
+    vk_context sub;
+
+    // ggml sees what a node reads, and its result: not that *store* writes into pools, nor what our dispatches leave for each other.
+    void barrier(const char * name) {
+        if (lctx_vk_ledger::of(ctx).barrier(name)) {
+            ggml_vk_sync_buffers(ctx, sub);
+        }
+    }
+    template <size_t N, typename T>
+    void dispatch(const uint32_t (&code)[N], const constants & values, const T & push, uint32_t x, uint32_t y = 1, uint32_t z = 1) {
+        const vk_pipeline p = pipeline_of(ctx->device, code, sizeof(code), T::SIZE, values);
+        vk::CommandBuffer commands = sub->s->buffer->buf;
+        commands.pushConstants(p->layout, vk::ShaderStageFlagBits::eCompute, 0, T::SIZE, &push);
+        commands.bindPipeline(vk::PipelineBindPoint::eCompute, p->pipeline);
+        commands.dispatch(x, y, z);
+    }
+    // Memory for the parts of a node, which the next one may use as well.
+    uint64_t parts(size_t size) {
+        if (ctx->prealloc_size_split_k < size) {
+            ctx->prealloc_size_split_k = size;
+            ggml_vk_preallocate_buffers(ctx, sub);
+        }
+        return ctx->prealloc_split_k->bda_addr;
+    }
+    lctx_vk_ledger & ledger() const { return lctx_vk_ledger::of(ctx); }
+};
+
+uint32_t groups_for(int64_t n, int64_t of_group = 1) {
+    return (uint32_t)std::min<int64_t>(lctx_div_up(n, of_group), MOST_GROUPS);
+}
+
+void angles(recorder & r, const addressed & node) {
+    const lctx_angles_args a = lctx_angles_args_of(const_cast<ggml_tensor *>(&node.node));
+    const lctx_rope & rope = a.rope;
+    angles_push push = {address_of(a.pos), address_of(a.freq_factors), address_of(a.dst), (int)a.n, rope.n_dims / 2};
+    float corr[2];
+    ggml_rope_yarn_corr_dims(rope.n_dims, rope.n_ctx_orig, rope.freq_base, rope.beta_fast, rope.beta_slow, corr);
+    push.freq_scale = rope.freq_scale;
+    push.ext_factor = rope.ext_factor;
+    push.corr_low = corr[0];
+    push.corr_high = corr[1];
+    push.theta_scale = powf(rope.freq_base, -2.0f / (float)rope.n_dims);
+    push.magnitude = rope.attn_factor * (rope.ext_factor != 0.0f ? 1.0f + 0.1f * logf(1.0f / rope.freq_scale) : 1.0f);
+    r.barrier("operands");
+    r.ledger().dispatch("angles", {node.range(0), node.range(1)}, {node.result()});
+    r.dispatch(ANGLES, {}, push, groups_for(a.n * push.n_pair, 64));
+}
+
+void store(recorder & r, const addressed & node) {
+    const lctx_store_args a = lctx_store_args_of(&node.node);
+    const lctx_cache_args & c = a.cache;
+    store_push push = {};
+    push.k = address_of(a.k), push.v = address_of(a.v);
+    push.k_pool = address_of(c.k_pool.data), push.v_pool = address_of(c.v_pool.data);
+    push.pages = address_of(c.table.pages), push.rows = address_of(a.rows), push.angles = address_of(a.angles);
+    push.center = address_of(a.center), push.near = address_of(c.near.data);
+    push.k_head_stride = (int)a.k_head_stride, push.k_token_stride = (int)a.k_token_stride;
+    push.v_head_stride = (int)a.v_head_stride, push.v_token_stride = (int)a.v_token_stride;
+    push.k_row = (int)c.k_pool.row_size, push.v_row = (int)c.v_pool.row_size;
+    push.page_head_stride = (int)c.table.head_stride, push.page_seq_stride = (int)c.table.seq_stride;
+    push.near_head_stride = (int)c.near.head_stride, push.near_seq_stride = (int)c.near.seq_stride;
+    push.n_tokens = a.n_tokens;
+    const constants values = {(uint32_t)c.k_pool.type,
+                              (uint32_t)c.v_pool.type,
+                              (uint32_t)a.head_dim_k,
+                              (uint32_t)a.head_dim_v,
+                              (uint32_t)a.n_head_kv,
+                              (uint32_t)a.n_dims,
+                              (uint32_t)a.params.rope_mode,
+                              a.params.hadamard.k,
+                              a.params.hadamard.v,
+                              (uint32_t)std::max<int64_t>(1, c.near.rows),
+                              bits_of(lctx_most_stored(c.k_pool.type, false)),
+                              bits_of(lctx_most_stored(c.v_pool.type, !lctx_values_in_keys(c))),
+                              (uint32_t)std::max(a.head_dim_k, a.head_dim_v)};
+    r.barrier("operands");
+    r.ledger().dispatch("store", {node.range(0), node.range(1), node.range(4), node.range(5), node.range(6), node.range(9)},
+                        {node.range(2), node.range(3), node.range(7)});
+    r.dispatch(STORE, values, push, groups_for((int64_t)a.n_tokens * a.n_head_kv), c.near.data ? 3 : 2);
+}
+
+// Shared memory of attend.comp.
+size_t tile_bytes(int columns, int head_dim_k) {
+    return sizeof(float) * ((size_t)columns * (head_dim_k + 2 * LCTX_PAGE_ROWS + 5) + ATTEND_THREADS);
+}
+
+// Queries and heads of a tile: no more than there are, and than the device has shared memory for.
+int columns_of(const lctx_attend_args & a, size_t most_shared) {
+    const int64_t n = (int64_t)a.n_tokens * (a.n_head / a.n_head_kv);
+    int columns = power_of_two((int)std::min<int64_t>(n, a.head_dim_v > 256 ? MOST_COLUMNS / 2 : MOST_COLUMNS));
+    while (columns > 1 && tile_bytes(columns, a.head_dim_k) > most_shared) {
+        columns /= 2;
+    }
+    return columns;
+}
+
+void attend(recorder & r, const addressed & node) {
+    constexpr int64_t ENOUGH = 128;  // workgroups: few tiles are split among as many
+    const lctx_attend_args a = lctx_attend_args_of(&node.node);
+    const lctx_cache_args & c = a.cache;
+    const int group = a.n_head / a.n_head_kv, columns = columns_of(a, r.ctx->device->properties.limits.maxComputeSharedMemorySize);
+    const int lanes = std::max(ATTEND_THREADS / columns, std::min(power_of_two(a.head_dim_v), ATTEND_THREADS));
+    const auto n_tile = (uint32_t)lctx_div_up((int64_t)a.n_tokens * group, columns);
+    const int64_t n_page = std::max<int64_t>(1, (int64_t)c.table.head_stride);
+    attend_push push = {};
+    push.q = address_of(a.q), push.k_pool = address_of(c.k_pool.data), push.v_pool = address_of(c.v_pool.data);
+    push.pages = address_of(c.table.pages), push.segs = address_of(a.segs), push.angles = address_of(a.angles);
+    push.near = address_of(c.near.data), push.dst = address_of(a.dst);
+    push.q_head_stride = (int)a.q_head_stride, push.q_token_stride = (int)a.q_token_stride;
+    push.k_row = (int)c.k_pool.row_size, push.v_row = (int)c.v_pool.row_size;
+    push.page_head_stride = (int)c.table.head_stride, push.page_seq_stride = (int)c.table.seq_stride;
+    push.near_head_stride = (int)c.near.head_stride, push.near_seq_stride = (int)c.near.seq_stride;
+    push.n_tokens = a.n_tokens, push.n_seg = a.n_seg, push.near_mask = (int)a.params.near_mask, push.lse = a.lse != nullptr;
+    push.n_split = (int)std::max<int64_t>(1, std::min(n_page, ENOUGH / ((int64_t)n_tile * a.n_head_kv)));
+    push.softcap = a.params.softcap;
+    push.scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale;
+    const constants values = {(uint32_t)c.k_pool.type,
+                              (uint32_t)c.v_pool.type,
+                              (uint32_t)a.head_dim_k,
+                              (uint32_t)a.head_dim_v,
+                              (uint32_t)a.n_head_kv,
+                              (uint32_t)a.n_dims,
+                              (uint32_t)a.params.rope_mode,
+                              a.params.hadamard.k,
+                              (uint32_t)std::max<int64_t>(1, c.near.rows),
+                              (uint32_t)group,
+                              (uint32_t)columns,
+                              (uint32_t)lanes};
+    const int64_t n_row = (int64_t)a.n_tokens * a.n_head;
+    merge_push merge = {0, push.dst, (int)n_row, 0, push.lse};
+    lctx_vk_range written = node.result();
+    if (push.n_split > 1) {
+        written.size = (size_t)n_row * push.n_split * (a.head_dim_v + 2) * sizeof(float);
+        written.begin = merge.parts = push.dst = r.parts(written.size);
+        merge.n_split = push.n_split;
+    }
+    r.barrier("operands");
+    r.ledger().dispatch("attend", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(6)},
+                        {written});
+    r.dispatch(ATTEND, values, push, n_tile, (uint32_t)a.n_head_kv, (uint32_t)push.n_split);
+    if (push.n_split > 1 || a.params.hadamard.v != 0) {
+        r.barrier("parts");
+        r.ledger().dispatch("merge", {written}, {node.result()});
+        r.dispatch(MERGE, {(uint32_t)a.head_dim_v, a.params.hadamard.v}, merge, groups_for(n_row));
+        r.ctx->prealloc_split_k_need_sync = true;
+    }
+}
+
+// ---- what is served ----
+
+bool fits(int64_t head_dim) {
+    return head_dim % OCTET == 0 && head_dim <= MOST_DIM;
+}
+
+bool stores(const ggml_tensor * op) {
+    const ggml_tensor *near = op->src[7], *held = op->src[8];
+    return fits(op->src[0]->ne[0]) && fits(op->src[1]->ne[0]) && !held && lctx_params_of<lctx_store_params>(op).staged_chunk == 0 &&
+           (!near || near->nb[3] <= INT32_MAX);
+}
+
+bool attends(const ggml_tensor * op) {
+    const auto params = lctx_params_of<lctx_attend_params>(op);
+    const ggml_tensor *near = op->src[6], *held = op->src[LCTX_ATTEND_HELD], *staged = op->src[LCTX_ATTEND_HELD + 1];
+    return fits(op->src[0]->ne[0]) && fits(op->src[2]->ne[0]) && !held && !staged && params.chunk_size == 0 && !params.fixed &&
+           (!near || near->nb[3] <= INT32_MAX);
+}
+
+}  // namespace
+
+bool lctx_vk_supported(const vk_device & device, const ggml_tensor * op) {
+    if (!device->buffer_device_address || !device->shader_int64) {
+        return false;
+    }
+    switch ((lctx_op)op->op_params[0]) {
+        case LCTX_OP_ANGLES: return true;
+        case LCTX_OP_STORE:  return stores(op);
+        case LCTX_OP_ATTEND: return attends(op);
+        default:             return false;
+    }
+}
+
+void lctx_vk_forward(ggml_backend_vk_context * ctx, const vk_context & sub, ggml_tensor * dst) {
+    const addressed node(dst);
+    recorder r = {ctx, sub};
+    switch ((lctx_op)dst->op_params[0]) {
+        case LCTX_OP_ANGLES: return angles(r, node);
+        case LCTX_OP_STORE:  return store(r, node);
+        case LCTX_OP_ATTEND: return attend(r, node);
+        default:             GGML_ABORT("LCTX sub-op %d is not served by Vulkan", dst->op_params[0]);
+    }
+}
