@@ -180,8 +180,7 @@ void angles(recorder & r, const addressed & node) {
     push.corr_high = corr[1];
     push.theta_scale = powf(rope.freq_base, -2.0f / (float)rope.n_dims);
     push.magnitude = rope.attn_factor * (rope.ext_factor != 0.0f ? 1.0f + 0.1f * logf(1.0f / rope.freq_scale) : 1.0f);
-    r.barrier("operands");
-    r.ledger().dispatch("angles", {node.range(0), node.range(1)}, {node.result()});
+    // no barrier, and nothing for the ledger: ggml sees all that is read and written
     r.dispatch(ANGLES, {}, push, groups_for(a.n * push.n_pair, 64));
 }
 
@@ -212,7 +211,7 @@ void store(recorder & r, const addressed & node) {
                               bits_of(lctx_most_stored(c.k_pool.type, false)),
                               bits_of(lctx_most_stored(c.v_pool.type, !lctx_values_in_keys(c))),
                               (uint32_t)std::max(a.head_dim_k, a.head_dim_v)};
-    r.barrier("operands");
+    r.barrier("store");
     r.ledger().dispatch("store", {node.range(0), node.range(1), node.range(4), node.range(5), node.range(6), node.range(9)},
                         {node.range(2), node.range(3), node.range(7)});
     r.dispatch(STORE, values, push, groups_for((int64_t)a.n_tokens * a.n_head_kv), c.near.data ? 3 : 2);
@@ -273,12 +272,12 @@ void attend(recorder & r, const addressed & node) {
         written.begin = merge.parts = push.dst = r.parts(written.size);
         merge.n_split = push.n_split;
     }
-    r.barrier("operands");
+    r.barrier("attend");
     r.ledger().dispatch("attend", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(6)},
                         {written});
     r.dispatch(ATTEND, values, push, n_tile, (uint32_t)a.n_head_kv, (uint32_t)push.n_split);
     if (push.n_split > 1 || a.params.hadamard.v != 0) {
-        r.barrier("parts");
+        r.barrier("merge");
         r.ledger().dispatch("merge", {written}, {node.result()});
         r.dispatch(MERGE, {(uint32_t)a.head_dim_v, a.params.hadamard.v}, merge, groups_for(n_row));
         r.ctx->prealloc_split_k_need_sync = true;

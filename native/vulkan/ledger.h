@@ -29,7 +29,7 @@ class lctx_vk_ledger {
         return all[queue];
     }
 
-    // False when a test leaves this barrier out: LCTX_VK_WITHOUT=NAME in the environment.
+    // False when a test leaves the barrier before this dispatch out: LCTX_VK_WITHOUT=NAME in the environment.
     bool barrier(const char * name) {
         const char * without = getenv("LCTX_VK_WITHOUT");
         if (without && strcmp(without, name) == 0) {
