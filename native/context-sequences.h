@@ -22,6 +22,27 @@ inline std::string lctx_no_sequence(const lctx_context * ctx, int32_t seq) {
     return "sequences are 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1) + ", not " + std::to_string(seq);
 }
 
+// A batch of the context's own arrays, of which pos, seq and output are filled.
+inline llama_batch lctx_batch_of(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens) {
+    return {n_tokens,          const_cast<llama_token *>(tokens), nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(),
+            ctx->output.data()};
+}
+
+// Run f, which evaluates and sets the status: LCTX_LOST when an RPC server had ended before it or meanwhile. What f throws is the error.
+template <typename F> int32_t lctx_evaluate(lctx_context * ctx, int32_t status, F && f) {
+    ctx->error = lctx_rpc_lost(ctx->model->servers);
+    if (!ctx->error.empty()) {
+        return LCTX_LOST;
+    }
+    lctx_guard(&ctx->error, [&] { f(status); });
+    const std::string lost = lctx_rpc_lost(ctx->model->servers);
+    if (!lost.empty()) {
+        ctx->error = lost;
+        return LCTX_LOST;
+    }
+    return status;
+}
+
 // Why the last call failed: the memory's own words, else what llama.cpp logged.
 inline std::string lctx_failure(lctx_context * ctx, const char * fallback) {
     const std::string own = ctx->memory ? ctx->memory->cache().take_error() : "";

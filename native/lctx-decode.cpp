@@ -87,12 +87,7 @@ int32_t run_batch(lctx_context * ctx, const llama_batch & batch, float * logits)
 
 // Decode a batch in the context's own arrays: fill(i) sets pos, seq and output of token i.
 template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, float * logits, F && fill) {
-    int32_t status = LCTX_FAILED;
-    ctx->error = lctx_rpc_lost(ctx->model->servers);
-    if (!ctx->error.empty()) {
-        return LCTX_LOST;
-    }
-    lctx_guard(&ctx->error, [&] {
+    return lctx_evaluate(ctx, LCTX_FAILED, [&](int32_t & status) {
         const int32_t n_batch = (int32_t)llama_n_batch(ctx->ctx);
         if (n_tokens < 1 || n_tokens > n_batch) {
             status = fail(ctx, LCTX_INVALID, "a batch holds 1 .. " + std::to_string(n_batch) + " tokens, not " + std::to_string(n_tokens));
@@ -101,13 +96,8 @@ template <typename F> int32_t decode(lctx_context * ctx, int32_t n_tokens, const
         for (int32_t i = 0; i < n_tokens; i++) {
             fill(i);
         }
-        const llama_batch batch = {
-            n_tokens,          const_cast<llama_token *>(tokens), nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(),
-            ctx->output.data()};
-        status = run_batch(ctx, batch, logits);
+        status = run_batch(ctx, lctx_batch_of(ctx, n_tokens, tokens), logits);
     });
-    const std::string lost = lctx_rpc_lost(ctx->model->servers);
-    return lost.empty() ? status : fail(ctx, LCTX_LOST, lost);
 }
 
 }  // namespace

@@ -33,16 +33,6 @@ void check(const lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, c
     }
 }
 
-llama_batch batch_of(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs) {
-    for (int32_t i = 0; i < n_tokens; i++) {
-        ctx->pos[i] = pos[i];
-        ctx->seq[i] = seqs[i];
-        ctx->output[i] = 1;
-    }
-    return {n_tokens,          const_cast<llama_token *>(tokens), nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(),
-            ctx->output.data()};
-}
-
 }  // namespace
 
 int32_t lctx_mtp_ready(const lctx_context * ctx, int32_t seq) {
@@ -51,15 +41,15 @@ int32_t lctx_mtp_ready(const lctx_context * ctx, int32_t seq) {
 
 int32_t lctx_mtp_step(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs,
                       float * logits) {
-    int32_t status = LCTX_INVALID;
-    ctx->error = lctx_rpc_lost(ctx->model->servers);
-    if (!ctx->error.empty()) {
-        return LCTX_LOST;
-    }
-    lctx_guard(&ctx->error, [&] {
+    return lctx_evaluate(ctx, LCTX_INVALID, [&](int32_t & status) {
         check(ctx, n_tokens, tokens, pos, seqs);
+        for (int32_t i = 0; i < n_tokens; i++) {
+            ctx->pos[i] = pos[i];
+            ctx->seq[i] = seqs[i];
+            ctx->output[i] = 1;
+        }
         lctx_log_begin();
-        const int32_t found = ctx->mtp->step(batch_of(ctx, n_tokens, tokens, pos, seqs));
+        const int32_t found = ctx->mtp->step(lctx_batch_of(ctx, n_tokens, tokens));
         status = found == LCTX_OK || found == LCTX_NO_SLOT ? found : LCTX_FAILED;
         if (status != LCTX_OK) {
             throw lctx_refusal(lctx_log_errors("the MTP block could not be evaluated"));
@@ -67,10 +57,4 @@ int32_t lctx_mtp_step(lctx_context * ctx, int32_t n_tokens, const int32_t * toke
         const size_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
         memcpy(logits, llama_get_logits(ctx->mtp->context()), n_tokens * n_vocab * sizeof(float));
     });
-    const std::string lost = lctx_rpc_lost(ctx->model->servers);
-    if (!lost.empty()) {
-        ctx->error = lost;
-        return LCTX_LOST;
-    }
-    return status;
 }

@@ -1,7 +1,7 @@
 """Drafts of a smaller model."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
 from pylongctx.errors import ContextFull
-from pylongctx.speculative import LlamaDraftModel, check_sizes, likeliest
+from pylongctx.speculative import BatchDraft, check_sizes, likeliest
 
 CATCH_UP = 256  # tokens that a draft model evaluates at most before it returns to the other requests
 SIZE_DIFFERENCE = 128  # tokens by which llama.cpp lets two vocabularies differ in size
@@ -31,7 +31,7 @@ class HasSessions(Protocol):
         """Free the model."""
 
 
-class ModelDraft(LlamaDraftModel):
+class ModelDraft(BatchDraft):
     """Drafts the most probable tokens of a smaller model with the same vocabulary.
 
     Each text uses the sequence with the longest common prefix; a text that the draft model has not evaluated yet is
@@ -63,8 +63,6 @@ class ModelDraft(LlamaDraftModel):
     1
     """
 
-    adaptive = True
-
     def __init__(self, llm: HasSessions, n_max: int = 3, n_min: int = 0, p_min: float = 0.0) -> None:
         check_sizes(n_max, n_min, p_min)
         self._llm, self.n_max, self.n_min, self.p_min = llm, n_max, n_min, p_min
@@ -82,10 +80,6 @@ class ModelDraft(LlamaDraftModel):
     def close(self) -> None:
         """Free the draft model."""
         self._llm.close()
-
-    def __call__(self, input_ids: Tokens, /, n_max: int | None = None, **kwargs: Any) -> Tokens:
-        """Return at most ``n_max`` of the most probable tokens."""
-        return self.draft_all([DraftRequest(input_ids, self.n_max if n_max is None else n_max)])[0]
 
     def draft_all(self, requests: Sequence[DraftRequest]) -> list[Tokens]:
         """Return the drafts of several texts, which are evaluated in common batches."""

@@ -1,22 +1,20 @@
 """Drafts of the block of a model that predicts the token after the next one."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.engine.drafting import DraftRequest
 from pylongctx.engine.model import Model
-from pylongctx.engine.session import Session
 from pylongctx.errors import ContextFull
-from pylongctx.speculative import LlamaDraftModel, check_sizes, likeliest
+from pylongctx.speculative import BatchDraft, check_sizes, likeliest
 
 NAME = "mtp"
 Tokens = NDArray[np.int32]
 
 
-class MtpDraft(LlamaDraftModel):
+class MtpDraft(BatchDraft):
     """Drafts with the MTP block of the model (multi-token prediction, NextN).
 
     The block is a layer after the last one, trained to predict the token after the next one from a token and the hidden
@@ -45,8 +43,6 @@ class MtpDraft(LlamaDraftModel):
     ...     text = llm("It was the best", max_tokens=4)
     """
 
-    adaptive = True
-
     def __init__(self, n_max: int = 3, n_min: int = 0, p_min: float = 0.0) -> None:
         check_sizes(n_max, n_min, p_min)
         self.n_max, self.n_min, self.p_min = n_max, n_min, p_min
@@ -55,12 +51,6 @@ class MtpDraft(LlamaDraftModel):
         """Raise ValueError if the model was opened without its MTP block."""
         if not model.has_mtp:
             raise ValueError("the MTP block of the model was not loaded: open it with draft='mtp' or draft=MtpDraft()")
-
-    def __call__(
-        self, input_ids: Tokens, /, n_max: int | None = None, session: Session | None = None, **kwargs: Any
-    ) -> Tokens:
-        """Return at most ``n_max`` of the most probable tokens; ``session`` holds all tokens but the last."""
-        return self.draft_all([DraftRequest(input_ids, self.n_max if n_max is None else n_max, session)])[0]
 
     def draft_all(self, requests: Sequence[DraftRequest]) -> list[Tokens]:
         """Return the drafts of several sequences of one context; each batch has a token of each of them."""

@@ -102,7 +102,40 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
         return input_ids[:0]
 
 
-class SelfDraft(LlamaDraftModel):
+class BatchDraft(LlamaDraftModel):
+    """The base class of draft models that draft several texts in common batches, with adaptive lengths.
+
+    Attributes
+    ----------
+    n_max : int
+        Maximum number of draft tokens.
+
+    Examples
+    --------
+    >>> class Repeat(BatchDraft):
+    ...     n_max = 2
+    ...
+    ...     def draft_all(self, requests):
+    ...         return [request.tokens[-1:].repeat(request.n_max) for request in requests]
+    >>> Repeat()(np.array([4, 5, 6], np.int32))
+    array([6, 6], dtype=int32)
+    """
+
+    adaptive = True
+    n_max: int
+
+    def __call__(
+        self, input_ids: Tokens, /, n_max: int | None = None, session: Session | None = None, **kwargs: Any
+    ) -> Tokens:
+        """Return at most ``n_max`` of the most probable tokens; ``session`` holds all tokens but the last."""
+        return self.draft_all([DraftRequest(input_ids, self.n_max if n_max is None else n_max, session)])[0]
+
+    @abstractmethod
+    def draft_all(self, requests: Sequence[DraftRequest]) -> list[Tokens]:
+        """Return the draft of each text, int32 [n], empty for no draft."""
+
+
+class SelfDraft(BatchDraft):
     """Drafts with the model itself, whose queries read only the chunks that they select.
 
     The KV cache and its index are those of the model: nothing is stored twice, and the rows of draft tokens are
@@ -129,17 +162,9 @@ class SelfDraft(LlamaDraftModel):
     64
     """
 
-    adaptive = True
-
     def __init__(self, window: int, n_max: int = 8) -> None:
         check_int("n_max", n_max, 1)
         self.window, self.n_max = window, n_max
-
-    def __call__(
-        self, input_ids: Tokens, /, n_max: int | None = None, session: Session | None = None, **kwargs: Any
-    ) -> Tokens:
-        """Return at most ``n_max`` of the most probable tokens; ``session`` holds all tokens but the last."""
-        return self.draft_all([DraftRequest(input_ids, self.n_max if n_max is None else n_max, session)])[0]
 
     def draft_all(self, requests: Sequence[DraftRequest]) -> list[Tokens]:
         """Return the drafts of several sequences of one context; each batch has a token of each of them."""

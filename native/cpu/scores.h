@@ -1,6 +1,6 @@
 // How *select* scores chunks at the angles of their base: columns of queries, and what they are compared with.
 //
-// What a score is stands in ../ops/summaries.h.
+// ../ops/summaries.h says what a score is.
 #pragma once
 
 #include "../ops/ranges.h"

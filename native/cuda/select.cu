@@ -1,6 +1,6 @@
 // *select*: every query scores the far chunks of its base at their angles and keeps the best (LongHeads, eq. 3).
 //
-// What a score is stands in ../ops/summaries.h.
+// ../ops/summaries.h says what a score is.
 #include "choose.h"
 #include "key-scores.h"
 

@@ -184,19 +184,24 @@ void angles(recorder & r, const addressed & node) {
     r.dispatch(ANGLES, {}, push, groups_for(a.n * push.n_pair, 64));
 }
 
+// Where the rows of a cache are, for the shaders that write or read them.
+template <typename T> void push_cache(T & push, const lctx_cache_args & c) {
+    push.k_pool = address_of(c.k_pool.data), push.v_pool = address_of(c.v_pool.data);
+    push.k_row = (int)c.k_pool.row_size, push.v_row = (int)c.v_pool.row_size;
+    push.pages = address_of(c.table.pages), push.near = address_of(c.near.data);
+    push.page_head_stride = (int)c.table.head_stride, push.page_seq_stride = (int)c.table.seq_stride;
+    push.near_head_stride = (int)c.near.head_stride, push.near_seq_stride = (int)c.near.seq_stride;
+}
+
 void store(recorder & r, const addressed & node) {
     const lctx_store_args a = lctx_store_args_of(&node.node);
     const lctx_cache_args & c = a.cache;
     store_push push = {};
     push.k = address_of(a.k), push.v = address_of(a.v);
-    push.k_pool = address_of(c.k_pool.data), push.v_pool = address_of(c.v_pool.data);
-    push.pages = address_of(c.table.pages), push.rows = address_of(a.rows), push.angles = address_of(a.angles);
-    push.center = address_of(a.center), push.near = address_of(c.near.data);
+    push_cache(push, c);
+    push.rows = address_of(a.rows), push.angles = address_of(a.angles), push.center = address_of(a.center);
     push.k_head_stride = (int)a.k_head_stride, push.k_token_stride = (int)a.k_token_stride;
     push.v_head_stride = (int)a.v_head_stride, push.v_token_stride = (int)a.v_token_stride;
-    push.k_row = (int)c.k_pool.row_size, push.v_row = (int)c.v_pool.row_size;
-    push.page_head_stride = (int)c.table.head_stride, push.page_seq_stride = (int)c.table.seq_stride;
-    push.near_head_stride = (int)c.near.head_stride, push.near_seq_stride = (int)c.near.seq_stride;
     push.n_tokens = a.n_tokens;
     const constants values = {(uint32_t)c.k_pool.type,
                               (uint32_t)c.v_pool.type,
@@ -241,13 +246,9 @@ void attend(recorder & r, const addressed & node) {
     const auto n_tile = (uint32_t)lctx_div_up((int64_t)a.n_tokens * group, columns);
     const int64_t n_page = std::max<int64_t>(1, (int64_t)c.table.head_stride);
     attend_push push = {};
-    push.q = address_of(a.q), push.k_pool = address_of(c.k_pool.data), push.v_pool = address_of(c.v_pool.data);
-    push.pages = address_of(c.table.pages), push.segs = address_of(a.segs), push.angles = address_of(a.angles);
-    push.near = address_of(c.near.data), push.dst = address_of(a.dst);
+    push_cache(push, c);
+    push.q = address_of(a.q), push.segs = address_of(a.segs), push.angles = address_of(a.angles), push.dst = address_of(a.dst);
     push.q_head_stride = (int)a.q_head_stride, push.q_token_stride = (int)a.q_token_stride;
-    push.k_row = (int)c.k_pool.row_size, push.v_row = (int)c.v_pool.row_size;
-    push.page_head_stride = (int)c.table.head_stride, push.page_seq_stride = (int)c.table.seq_stride;
-    push.near_head_stride = (int)c.near.head_stride, push.near_seq_stride = (int)c.near.seq_stride;
     push.n_tokens = a.n_tokens, push.n_seg = a.n_seg, push.near_mask = (int)a.params.near_mask, push.lse = a.lse != nullptr;
     push.n_split = (int)std::max<int64_t>(1, std::min(n_page, ENOUGH / ((int64_t)n_tile * a.n_head_kv)));
     push.softcap = a.params.softcap;

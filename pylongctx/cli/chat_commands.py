@@ -238,7 +238,7 @@ class Commands(ABC):
         """Evict most KV entries of the conversation so far, and report what that changed."""
         conversation, ratio = self.conversation, _share(percent)
         llm = conversation.llm
-        if llm.method is None or not any(part.replays for part in llm.method.parts):
+        if llm.method is None or not llm.method.replays:
             raise ValueError("/compress needs a method that compresses: /method kvzip, or start with --method kvzip")
         if not conversation.messages:
             raise ValueError("there is nothing to compress: there are no messages")

@@ -115,9 +115,10 @@ class Documents:
     def __init__(self, model: Model, context: Context) -> None:
         self.limit: int | None = None
         self._model, self._context = model, context
-        parts = parse(context.method).parts if context.method else ()
+        method = parse(context.method) if context.method else None
+        parts = method.parts if method else ()
         self._most = sum((part.spans or 1) - 1 for part in parts if isinstance(part, Full))  # maximum per prompt
-        self._compresses = any(part.replays for part in parts)
+        self._compresses = method is not None and method.replays
         self._lock = threading.Lock()
         self._all: dict[tuple[str | None, str], Document] = {}
 

@@ -108,6 +108,11 @@ class Composition(Method):
         """The base and the rule."""
         return self.base, self.rule
 
+    @property
+    def replays(self) -> bool:  # type: ignore[override]
+        """Whether one of the parts does."""
+        return any(part.replays for part in self.parts)
+
     def __str__(self) -> str:
         return "+".join(map(str, self.parts))
 

@@ -25,7 +25,7 @@ PATIENCE = 0.5  # seconds between two looks at whether a client is still there
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
-    host, engine = service.host, service.engine
+    engine = service.engine
 
     async def ask(function: Any) -> Any:
         """Run a function between two steps of the engine and return its result."""
@@ -62,19 +62,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/slots/{seq}", summary="Erase or compress a sequence; with --slot-save-path save or restore it")
     async def act(request: Request, seq: int, action: str = "erase") -> dict[str, Any]:
-        if not 0 <= seq < host.n_seq:
-            raise invalid(f"the sequence must be from 0 to {host.n_seq - 1}, not {seq}", "id_slot")
-        owner = request.scope.get("owner")
-        if action == "erase":
-            return {"id_slot": seq, "n_erased": await service.between_steps(engine.erase(seq, owner))}
-        if action not in ("compress", "save", "restore"):
-            raise invalid(f"action must be erase, compress, save or restore, not {action!r}", "action")
-        body = await read(request, SlotBody)
-        if action == "compress":
-            return await _compress(service, request, seq, body)
-        files = SlotFiles(service, owner)
-        with service.admitted():
-            return await (files.save if action == "save" else files.restore)(seq, body.filename or "")
+        return await _act(service, request, seq, action)
 
     @router.get("/metrics", summary="Counts and gauges for Prometheus")
     async def numbers() -> Response:
@@ -87,6 +75,23 @@ def routes(service: Service) -> APIRouter:
         return found
 
     return router
+
+
+async def _act(service: Service, request: Request, seq: int, action: str) -> dict[str, Any]:
+    """Do what a client wants of an idle sequence."""
+    n_seq, owner = service.host.n_seq, request.scope.get("owner")
+    if not 0 <= seq < n_seq:
+        raise invalid(f"the sequence must be from 0 to {n_seq - 1}, not {seq}", "id_slot")
+    if action == "erase":
+        return {"id_slot": seq, "n_erased": await service.between_steps(service.engine.erase(seq, owner))}
+    if action not in ("compress", "save", "restore"):
+        raise invalid(f"action must be erase, compress, save or restore, not {action!r}", "action")
+    body = await read(request, SlotBody)
+    if action == "compress":
+        return await _compress(service, request, seq, body)
+    files = SlotFiles(service, owner)
+    with service.admitted():
+        return await (files.save if action == "save" else files.restore)(seq, body.filename or "")
 
 
 async def _compress(service: Service, request: Request, seq: int, body: SlotBody) -> dict[str, Any]:
@@ -178,7 +183,7 @@ def _longctx(service: Service, id: str | None) -> dict[str, Any]:
         "n_ctx": host.n_ctx,
         "n_ctx_train": host.model.info.n_ctx_train,
         "overflow": OVERFLOWS[host.session.evicts],
-        "compresses": host.method is not None and any(part.replays for part in host.method.parts),
+        "compresses": host.method is not None and host.method.replays,
         "kv": usage and usage.sizes(),
         "store": host.store and host.store.facts(),
         "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],
