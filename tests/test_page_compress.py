@@ -35,8 +35,8 @@ def test_a_conversation_is_compressed_and_continues(page, server, haystack):
     page.ask(QUESTION)
     page.until(lambda: "KV cache" in page.text(".stats"))
     before = server.ask(server.host.kv_bytes)
-    n_held = max(slot.session.n_tokens for slot in server.engine.slots)
     compress(page, "40")
+    n_held = max(slot.session.n_tokens for slot in server.engine.slots)
     assert server.ask(server.host.kv_bytes) < 0.6 * before
     page.ask("And again?", n=2)
     page.until(lambda: "cached" in page.text(".answer:last-of-type .stats"))

@@ -41,12 +41,25 @@ def test_a_compressed_sequence_is_smaller_and_continues(server, ask):
     assert report["id_slot"] == seq
     assert report["bytes_before"] == before
     assert report["bytes_after"] == server.http.get("/v1/longctx").json()["kv"]["bytes"] < 0.5 * before
-    assert report["n_tokens"] >= first["usage"]["prompt_tokens"]
+    assert report["n_tokens"] == first["usage"]["prompt_tokens"] - idle.TURN  # the answer is evaluated again
     assert isinstance(report["divergence"], float)
     assert report["drifts"] == (report["divergence"] > 0.1)
     more = TEXT + first["choices"][0]["text"] + " What is the code?"
     again = ask("/v1/completions", prompt=more, max_tokens=2)
     assert again["timings"]["cache_n"] == report["n_tokens"]
+
+
+def test_a_chat_continues_whose_template_renders_answers_in_another_way(server, ask):
+    """As templates do that trim answers, or leave out their thoughts."""
+    messages = [{"role": "user", "content": TEXT}]
+    first = ask("/v1/chat/completions", messages=messages, max_tokens=6, temperature=0)
+    seq = server.http.get("/v1/longctx", params={"id": first["id"]}).json()["id_slot"]
+    n = ask(f"/slots/{seq}?action=compress", ratio=0.3, answer=first["id"])["n_tokens"]
+    messages += [{"role": "assistant", "content": "Something else."}, {"role": "user", "content": "And now?"}]
+    again = ask("/v1/chat/completions", messages=messages, max_tokens=2)
+    assert again["timings"]["cache_n"] == n
+    repeated = ask(f"/slots/{seq}?action=compress", ratio=0.2, answer=again["id"])
+    assert repeated["n_tokens"] == again["usage"]["prompt_tokens"] - idle.TURN
 
 
 def test_only_the_text_of_the_answer_is_compressed(server, ask):

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from pylongctx.engine.compress import CompressionReport, compress
 from pylongctx.engine.slots import Slot
 from pylongctx.store.library import StoredTexts
 
+TURN = 8  # tokens at the end of a prompt that may be others where a chat continues: they begin the answer
 Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
 
 
@@ -57,7 +59,9 @@ class IdleSlots:
     def compress(self, ratio: float, seq: int = 0, owner: str | None = None, answer: str = "") -> CompressionReport:
         """Evict most KV entries of a slot, see ``Llama.compress``; the other slots wait meanwhile.
 
-        ValueError when the slot holds nothing of this owner, or does not end with the completion of the id ``answer``.
+        With the id of a completion, ``answer``, the text is that of its prompt: a chat template may render the answer
+        in another way in the next prompt, which could not reuse a compressed text that ends with it. ValueError when
+        the slot holds nothing of this owner, or does not end with the completion.
         """
         if self._library is not None:
             reason = "kv_store cannot store a compressed text: open without it, or use read(text, ratio=...)"
@@ -67,10 +71,14 @@ class IdleSlots:
             self._check_owner(slot, owner)
         if answer and (slot.last is None or slot.last.id != answer):
             raise ValueError(f"sequence {seq} no longer ends with this answer: send a message, then compress")
+        held = self._context.kv_usage().bytes if answer else 0
+        if answer:
+            self._leave_answer(slot)
         with self._guard:
             self._compressing = True
         try:
-            return compress(slot.session, ratio)
+            report = compress(slot.session, ratio)
+            return replace(report, bytes_before=held) if answer else report
         finally:
             with self._guard:
                 self._compressing = self._context.abort = False
@@ -80,6 +88,13 @@ class IdleSlots:
         with self._guard:
             if self._compressing:
                 self._context.abort = True
+
+    def _leave_answer(self, slot: Slot) -> None:
+        """Cut a text back to the prompt of its last completion, unless it was compressed beyond that."""
+        assert slot.last is not None
+        end = len(slot.last.tokens) - TURN
+        if end > 0 and slot.session.reachable(end) == end:
+            slot.session.rewind(end)
 
     def _slot(self, seq: int) -> Slot:
         slot = self._slots[seq]
