@@ -178,4 +178,4 @@ class ReadingCompleter(GeneratingCompleter):
         >>> report.bytes_after < 0.7 * report.bytes_before
         True
         """
-        return self._solo.engine.idle.compress(ratio)
+        return self._solo.compress(ratio)

@@ -207,6 +207,15 @@ def test_a_state_of_a_compressed_text_goes_on_with_the_same_logits(model_path, m
         llm.compress(0.2)
 
 
+def test_an_answer_that_was_left_early_ends(start):
+    with start() as llm:
+        answer = llm.generate(random_tokens(1, N), temp=0)
+        next(answer)
+        llm.compress(0.5)
+        with pytest.raises(RuntimeError, match="another call used this Llama"):
+            next(answer)
+
+
 def test_a_copy_is_compressed_for_itself(lib, open_session):
     """Pages that two sequences share are copied before rows move in them."""
     text, rest = random_tokens(1, N), random_tokens(2, 30)

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from pylongctx.engine.compress import CompressionReport
 from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import Drafting, DraftModel
 from pylongctx.engine.engine import Engine
@@ -117,6 +118,12 @@ class Solo:
         sampler = Sampler(self.model, SamplingParams(seed=0), None, ())
         for _ in self.drawn(self.endless(tokens, sampler, limit=0, **fields)):
             pass
+
+    def compress(self, ratio: float) -> CompressionReport:
+        """Evict most KV entries of the first sequence; an answer whose reader stopped early ends."""
+        with self.session.lock:
+            self.release()
+            return self.engine.idle.compress(ratio)
 
     def document(self, text: str | None, name: str | None) -> Document:
         """Register a document, or return the one with a name."""
