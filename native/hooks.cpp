@@ -81,11 +81,11 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
     }
     pending.claims = false;
     std::unique_ptr<llama_memory_i> own(memory);
-    std::unique_ptr<lctx_rest> rest;
+    std::unique_ptr<lctx_foreign_memory> foreign;
     const llama_memory_i & kind = *memory;
     if (typeid(kind) != typeid(llama_kv_cache)) {
-        rest = lctx_rest::create(std::move(own), model, cparams);
-        if (!rest) {
+        foreign = lctx_foreign_memory::create(std::move(own), model, cparams);
+        if (!foreign) {
             throw lctx_refusal("architecture '" + model.arch_name() +
                                "' cannot run with a method: it selects keys itself, with an indexer");
         }
@@ -96,7 +96,7 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
     auto method = lctx_method_create(lctx_method_parse(text), {trained_context(model, cparams), (int32_t)n_ctx, head_dim});
     auto cache = std::make_unique<lctx_kv_cache>(model, params, cparams, pending.layers, std::move(method), n_ctx,
                                                  pending.active ? pending.kv_limit : 0, pending.active ? pending.kv_offload : 0);
-    if (rest && rest->n_keep_tail() > 0 && cache->method().retain()) {
+    if (foreign && foreign->n_keep_tail() > 0 && cache->method().retain()) {
         throw lctx_refusal("snapshots of recurrent states (n_rs_seq) do not go with an eviction rule, which divides batches elsewhere");
     }
     cache->fix(pending.active && pending.fixed);
@@ -108,5 +108,5 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
         throw lctx_refusal(why);
     }
     LLAMA_LOG_INFO("lctx: %s\n", cache->placement().full_why().c_str());
-    return new lctx_memory(std::move(cache), std::move(rest), N_CHECKPOINT);
+    return new lctx_memory(std::move(cache), std::move(foreign), N_CHECKPOINT);
 }

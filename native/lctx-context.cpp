@@ -351,6 +351,6 @@ int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work) {
 int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * rows) {
     return lctx_ask(ctx, [&] {
         ctx->memory->cache().blocks().usage(*info, rows);
-        info->rest_bytes = ctx->memory->rest_bytes() + ctx->memory->checkpoint_bytes();
+        info->foreign_bytes = ctx->memory->foreign_bytes() + ctx->memory->checkpoint_bytes();
     });
 }

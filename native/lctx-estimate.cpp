@@ -64,14 +64,14 @@ void add(lctx_sizes & to, const lctx_sizes & s) {
     to.chunks += s.chunks;
     to.near += s.near;
     to.other += s.other;
-    to.rest += s.rest;
+    to.foreign += s.foreign;
 }
 
 // llama.cpp's own cache: what it keeps of keys and values, in the proportion of their rows.
 lctx_sizes own_cache(const llama_model & model, const lctx_context_params & params, uint64_t bytes) {
     lctx_sizes s = {};
     if (llm_arch_is_recurrent(model.arch) || llm_arch_is_hybrid(model.arch)) {
-        s.rest = bytes;
+        s.foreign = bytes;
         return s;
     }
     double k = 0.0, v = 0.0;
@@ -99,7 +99,7 @@ std::vector<lctx_sizes> sizes_of(const lctx_model & model, const lctx_context_pa
     }
     if (ctx->mtp) {
         for (const auto & [buft, bytes] : llama_get_memory_breakdown(ctx->mtp->context())) {
-            sizes.of(device_of(buft)).rest += bytes.context;
+            sizes.of(device_of(buft)).foreign += bytes.context;
             sizes.of(device_of(buft)).compute += bytes.compute;
         }
     }
@@ -117,7 +117,7 @@ std::vector<lctx_sizes> extrapolated(const lctx_model & model, lctx_context_para
     params.n_ctx = 2 * n_short;
     std::vector<lctx_sizes> b = sizes_of(model, params, "");
     for (size_t i = 0; i < b.size(); i++) {
-        for (uint64_t lctx_sizes::*size : {&lctx_sizes::k, &lctx_sizes::v, &lctx_sizes::rest, &lctx_sizes::compute}) {
+        for (uint64_t lctx_sizes::*size : {&lctx_sizes::k, &lctx_sizes::v, &lctx_sizes::foreign, &lctx_sizes::compute}) {
             b[i].*size = (uint64_t)((double)(a[i].*size) + times * (double)(b[i].*size - a[i].*size));
         }
     }

@@ -4,7 +4,7 @@
 #include "handles.h"
 #include "llama-context.h"
 #include "log.h"
-#include "own.h"
+#include "foreign.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -97,7 +97,7 @@ int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
         if (ctx->memory) {
             done = ctx->memory->seq_rm(seq, p0, p1);
         } else {
-            lctx_own_remove(*ctx, seq, p0, p1);
+            lctx_foreign_remove(*ctx, seq, p0, p1);
         }
         lctx_cut_mtp(ctx, seq, done ? p0 : lctx_n_held(ctx, seq));
         clear_nan(ctx);
@@ -109,7 +109,7 @@ int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
     int32_t most = 0;
     lctx_guard(&ctx->error, [&] {
         if (lctx_is_sequence(ctx, seq)) {
-            most = ctx->memory ? ctx->memory->restorable(seq, n) : lctx_own_restorable(*ctx, seq, n);
+            most = ctx->memory ? ctx->memory->restorable(seq, n) : lctx_foreign_restorable(*ctx, seq, n);
         }
     });
     return most;
@@ -118,7 +118,7 @@ int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
     return guarded(ctx, {src, dst}, [&] {
         if (!ctx->memory) {
-            lctx_own_copy(*ctx, src, dst, n);
+            lctx_foreign_copy(*ctx, src, dst, n);
         }
         const bool done = !ctx->memory || ctx->memory->copy(src, dst, n);
         ctx->ctx->memory_update(false);  // what llama.cpp copies, it copies now: dst may be saved or cut next
@@ -131,7 +131,7 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
 
 int32_t lctx_context_rollback(const lctx_context * ctx) {
     const llama_model * model = ctx->model->model;
-    if (ctx->memory && !ctx->memory->has_rest()) {
+    if (ctx->memory && !ctx->memory->has_foreign()) {
         return LCTX_ROLLBACK_FREE;
     }
     if (llama_model_is_recurrent(model) || llama_model_is_hybrid(model)) {
@@ -188,7 +188,7 @@ void lctx_seq_keep(lctx_context * ctx, int32_t seq) {
         if (ctx->memory) {
             ctx->memory->seq_keep(seq);
         } else {
-            lctx_own_keep(*ctx, seq);
+            lctx_foreign_keep(*ctx, seq);
         }
         for (int32_t other = 0; other < (int32_t)llama_n_seq_max(ctx->ctx); other++) {
             lctx_cut_mtp(ctx, other, lctx_n_held(ctx, other));
@@ -219,8 +219,8 @@ size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t siz
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
     size_t n = 0;
     const auto read = [&] {
-        lctx_own_check_state(*ctx, seq, buf, size);
-        lctx_own_make_room(*ctx, seq);
+        lctx_foreign_check_state(*ctx, seq, buf, size);
+        lctx_foreign_make_room(*ctx, seq);
         n = seq < 0 ? llama_state_set_data(ctx->ctx, buf, size) : llama_state_seq_set_data(ctx->ctx, buf, size, seq);
         return n > 0;
     };
@@ -240,7 +240,7 @@ int32_t lctx_context_parts(const lctx_context * ctx) {
     int32_t parts = LCTX_PARTS_NONE;
     lctx_guard(nullptr, [&] {
         if (ctx->memory && ctx->memory->cache().why_no_slices().empty()) {
-            parts = ctx->memory->has_rest() ? LCTX_PARTS_AND_REST : LCTX_PARTS_ROWS;
+            parts = ctx->memory->has_foreign() ? LCTX_PARTS_AND_FOREIGN : LCTX_PARTS_ROWS;
         }
     });
     return parts;
@@ -278,15 +278,15 @@ int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t en
     });
 }
 
-size_t lctx_rest_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size) {
-    return write_out(ctx, seq, buf, size, [&](llama_io_write_i & io) { with_method(ctx).rest_write(io, seq); });
+size_t lctx_foreign_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size) {
+    return write_out(ctx, seq, buf, size, [&](llama_io_write_i & io) { with_method(ctx).write_foreign(io, seq); });
 }
 
-int32_t lctx_rest_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
+int32_t lctx_foreign_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
     return guarded(ctx, {seq}, [&] {
-        lctx_cut_mtp(ctx, seq, 0);  // a rest that does not fit leaves the sequence empty
+        lctx_cut_mtp(ctx, seq, 0);  // a foreign state that does not fit leaves the sequence empty
         lctx_state_reader io(buf, size);
-        with_method(ctx).rest_read(io, seq);
+        with_method(ctx).read_foreign(io, seq);
         return true;
     });
 }

@@ -294,19 +294,19 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
 // types. Windows and recurrent states are only known at its end: they are stored beside, and complete a sequence that was made of parts.
 // LCTX_PARTS_NONE: there is no method, heads evict or rows die, so only whole states are saved. With full,spans=N+kvzip a text that was
 // compressed is one part, whose heads have the rows that they kept.
-enum lctx_part_kind { LCTX_PARTS_NONE = 0, LCTX_PARTS_ROWS = 1, LCTX_PARTS_AND_REST = 2 };
+enum lctx_part_kind { LCTX_PARTS_NONE = 0, LCTX_PARTS_ROWS = 1, LCTX_PARTS_AND_FOREIGN = 2 };
 
 int32_t lctx_context_parts(const lctx_context * ctx);
 
 // Bytes of the part [first, end) of a sequence, and of what is beside its rows at its end; with buf NULL they are only counted. 0 on
 // failure: lctx_context_error says why.
 size_t lctx_part_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size);
-size_t lctx_rest_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
+size_t lctx_foreign_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
 
 // Append a part to the sequence whose end is its beginning; complete the sequence. 1 done, 0 refused: lctx_context_error says why. The
-// sequence ends where it did after a part, and is empty after a rest that does not fit.
+// sequence ends where it did after a part, and is empty after a foreign state that does not fit.
 int32_t lctx_part_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
-int32_t lctx_rest_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
+int32_t lctx_foreign_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
 
 // With method "full,spans=N" a sequence consists of up to N spans of rows, each seen from a distance of its own. Models with windows or
 // recurrent states are refused. 1 done, 0 refused and nothing changed: lctx_context_error says why.

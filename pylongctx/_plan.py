@@ -20,7 +20,7 @@ ROWS = {
     "chunks": "chunk summaries",
     "near": "near keys",
     "other": "block tables and lists",
-    "rest": "windows and states",
+    "foreign": "windows and states",
     "compute": "compute",
 }
 
@@ -36,7 +36,7 @@ class Sizes:
     chunks: int
     near: int
     other: int
-    rest: int
+    foreign: int
     compute: int
     free: int | None
 
@@ -47,7 +47,7 @@ class Sizes:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.rest + self.compute
+        return self.weights + self.kv + self.foreign + self.compute
 
     @property
     def fits(self) -> bool:

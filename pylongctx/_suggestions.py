@@ -106,7 +106,7 @@ def _limited(plan: Plan) -> Iterator[Suggestion]:
     host = plan.sizes()[0]
     if not plan.method or plan.settings["kv_limit"] or host.fits or host.free is None:
         return
-    limit, text = host.free - host.weights - host.compute - host.other - host.rest, host.kv - host.other
+    limit, text = host.free - host.weights - host.compute - host.other - host.foreign, host.kv - host.other
     mib = limit >> 20  # the command line's unit
     limit = mib << 20
     if limit > 0 and plan.fits(kv_limit=limit):

@@ -322,7 +322,7 @@ def test_the_cache_of_the_block_is_a_part_of_the_plan(folder):
     path = str(make(folder, "glm4moe-nextn"))
     plain, drafting = (Plan(path, {"mtp": on}, {"n_ctx": 4096, "mtp": on}, "full").sizes()[0] for on in (0, 1))
     head = 2 * 2 * 32 * 2  # K and V, KV heads, channels, bytes
-    assert drafting.rest - plain.rest == 4096 * head
+    assert drafting.foreign - plain.foreign == 4096 * head
     assert drafting.weights > plain.weights
     assert drafting.kv == plain.kv
 

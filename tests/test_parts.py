@@ -122,7 +122,7 @@ def test_a_part_of_another_method_or_type(model, parts):
 def test_a_context_without_a_rest(model):
     with new(model, "full") as llm:
         llm.eval(TOKENS[:64])
-        for call in (lambda: context_of(llm).rest(), lambda: context_of(llm).set_rest(np.zeros(9, np.uint8))):
+        for call in (lambda: context_of(llm).foreign(), lambda: context_of(llm).set_foreign(np.zeros(9, np.uint8))):
             with pytest.raises(LctxError, match="neither windows nor"):
                 call()
         assert llm.session.n_past == 64

@@ -32,14 +32,14 @@ std::vector<llama_ubatch> lctx_memory::split_equal(llama_batch_allocr & balloc, 
         int32_t n_seq = 0, last = -1, n_each = INT32_MAX;
         for (int32_t i = 0; i < batch.n_tokens; i++) {
             const int32_t seq = batch.seq_id[i][0];
-            const bool follows = n_seq == 0 || (!one_sequence && (!rest_->splits_sequential() || seq == last + 1));
+            const bool follows = n_seq == 0 || (!one_sequence && (!foreign_->splits_sequential() || seq == last + 1));
             if (batch.pos[i] >= next[seq] && !is_in[seq] && follows) {
                 is_in[seq] = 1, last = seq, n_seq++;
                 n_each = std::min(n_each, cache_->sequences().until_border(next[seq]));
             }
         }
         const auto n = (uint32_t)std::min<int64_t>(n_ubatch, (int64_t)n_each * n_seq);
-        llama_ubatch ubatch = one_sequence ? balloc.split_seq(n) : balloc.split_equal(n, rest_->splits_sequential(), rest_->n_keep_tail());
+        llama_ubatch ubatch = one_sequence ? balloc.split_seq(n) : balloc.split_equal(n, foreign_->splits_sequential(), foreign_->n_keep_tail());
         if (ubatch.n_tokens == 0) {
             return {};
         }
@@ -60,13 +60,13 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
     std::string wrong = cache_->admit(balloc.get_batch(), status);
     if (wrong.empty()) {
         balloc.split_reset();
-        if (!rest_) {
+        if (!foreign_) {
             return std::make_unique<lctx_batch_context>(*cache_, split(balloc, (int32_t)n_ubatch));
         }
-        const bool one_sequence = rest_->splits_by_sequence(embd_all);
+        const bool one_sequence = foreign_->splits_by_sequence(embd_all);
         const std::vector<llama_ubatch> ubatches =
-            rest_->splits_equal() ? split_equal(balloc, (int32_t)n_ubatch, one_sequence, wrong) : split(balloc, (int32_t)n_ubatch);
-        llama_memory_context_ptr joint = ubatches.empty() ? nullptr : rest_->batch(*cache_, ubatches);
+            foreign_->splits_equal() ? split_equal(balloc, (int32_t)n_ubatch, one_sequence, wrong) : split(balloc, (int32_t)n_ubatch);
+        llama_memory_context_ptr joint = ubatches.empty() ? nullptr : foreign_->batch(*cache_, ubatches);
         if (joint) {
             return joint;
         }
@@ -79,10 +79,10 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
 }
 
 llama_memory_context_ptr lctx_memory::init_full() {
-    return rest_ ? rest_->full(*cache_) : std::make_unique<lctx_batch_context>(*cache_, std::vector<llama_ubatch>());
+    return foreign_ ? foreign_->full(*cache_) : std::make_unique<lctx_batch_context>(*cache_, std::vector<llama_ubatch>());
 }
 
 llama_memory_context_ptr lctx_memory::init_update(llama_context * lctx, bool optimize) {
-    return rest_ ? rest_->memory().init_update(lctx, optimize)
+    return foreign_ ? foreign_->memory().init_update(lctx, optimize)
                  : std::make_unique<lctx_batch_context>(*cache_, LLAMA_MEMORY_STATUS_NO_UPDATE);
 }

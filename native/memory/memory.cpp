@@ -16,18 +16,18 @@ size_t within_bytes(int32_t n_checkpoint, uint64_t each) {
 
 }  // namespace
 
-lctx_memory::lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_rest> rest, int32_t n_checkpoint)
+lctx_memory::lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_foreign_memory> foreign, int32_t n_checkpoint)
     : cache_(std::move(cache)),
-      rest_(std::move(rest)),
-      n_checkpoint_(rest_ ? within_bytes(n_checkpoint, rest_bytes()) : 0),
+      foreign_(std::move(foreign)),
+      n_checkpoint_(foreign_ ? within_bytes(n_checkpoint, foreign_bytes()) : 0),
       checkpoints_(cache_->sequences().size()) {}
 
 // ---- sequences ----
 
 void lctx_memory::clear(bool data) {
     cache_->clear();
-    if (rest_) {
-        rest_->memory().clear(data);
+    if (foreign_) {
+        foreign_->memory().clear(data);
     }
     std::fill(checkpoints_.begin(), checkpoints_.end(), std::vector<saved>());
 }
@@ -40,7 +40,7 @@ const lctx_memory::saved * lctx_memory::find_checkpoint(int32_t seq, int32_t p) 
 
 std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
     const std::string why = cache_->sequences().why_not_back_to(seq, p);
-    if (!why.empty() || !rest_ || rest_->can_go_back(seq, p) || find_checkpoint(seq, p)) {
+    if (!why.empty() || !foreign_ || foreign_->can_go_back(seq, p) || find_checkpoint(seq, p)) {
         return why;
     }
     return "layers with a window or a recurrent state cannot go back to position " + std::to_string(p) +
@@ -49,8 +49,8 @@ std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
 
 void lctx_memory::empty(int32_t seq) {
     cache_->truncate(seq, 0);
-    if (rest_) {
-        rest_->remove(seq, 0);
+    if (foreign_) {
+        foreign_->remove(seq, 0);
     }
     checkpoints_[seq].clear();
 }
@@ -58,7 +58,7 @@ void lctx_memory::empty(int32_t seq) {
 // Make dst, whose rows in the cache are there, end at the checkpoint of src; false, and dst is empty, when llama.cpp cannot read it.
 bool lctx_memory::restore(int32_t src, int32_t dst, int32_t p) {
     try {
-        rest_->restore(src, dst, p, *find_checkpoint(src, p)->bytes);
+        foreign_->restore(src, dst, p, *find_checkpoint(src, p)->bytes);
         return true;
     } catch (const std::exception & e) {
         empty(dst);
@@ -73,11 +73,11 @@ bool lctx_memory::cut(int32_t seq, int32_t p) {
         return true;
     }
     cache_->truncate(seq, p);
-    if (!rest_) {
+    if (!foreign_) {
         return true;
     }
-    if (rest_->can_go_back(seq, p)) {
-        rest_->remove(seq, p);
+    if (foreign_->can_go_back(seq, p)) {
+        foreign_->remove(seq, p);
     } else if (!restore(seq, seq, p)) {
         return false;
     }
@@ -115,7 +115,7 @@ bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
 
 int32_t lctx_memory::restorable(int32_t seq, int32_t n) const {
     const int32_t most = cache_->restorable(seq, n);
-    if (!rest_ || most == 0 || most == cache_->sequences().n_pos(seq) || rest_->can_go_back(seq, most)) {
+    if (!foreign_ || most == 0 || most == cache_->sequences().n_pos(seq) || foreign_->can_go_back(seq, most)) {
         return most;
     }
     const auto & all = checkpoints_[seq];
@@ -144,11 +144,11 @@ bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
     if (!cache_->copy(src, dst, n_pos)) {
         return false;
     }
-    if (!rest_ || src == dst) {
+    if (!foreign_ || src == dst) {
         return true;
     }
-    if (whole || rest_->can_go_back(src, n_pos)) {
-        rest_->copy(src, dst, n_pos);
+    if (whole || foreign_->can_go_back(src, n_pos)) {
+        foreign_->copy(src, dst, n_pos);
     } else if (!restore(src, dst, n_pos)) {
         return false;
     }
@@ -164,10 +164,10 @@ bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
 void lctx_memory::checkpoint(int32_t seq) {
     const int32_t n_pos = cache_->sequences().n_pos(seq);
     auto & all = checkpoints_[seq];
-    if (!rest_ || n_pos == 0 || (!all.empty() && all.back().pos == n_pos)) {
+    if (!foreign_ || n_pos == 0 || (!all.empty() && all.back().pos == n_pos)) {
         return;
     }
-    all.push_back({n_pos, std::make_shared<const std::vector<uint8_t>>(rest_->save(seq))});
+    all.push_back({n_pos, std::make_shared<const std::vector<uint8_t>>(foreign_->save(seq))});
     if (all.size() > n_checkpoint_) {
         // the one that is least missed: whose neighbors are nearest to each other. The newest stays.
         size_t least = 0;
@@ -211,7 +211,7 @@ llama_pos lctx_memory::seq_pos_min(llama_seq_id seq_id) const {
     if (seq_pos_max(seq_id) < 0) {
         return -1;
     }
-    return rest_ ? std::max(0, rest_->memory().seq_pos_min(seq_id)) : 0;
+    return foreign_ ? std::max(0, foreign_->memory().seq_pos_min(seq_id)) : 0;
 }
 
 llama_pos lctx_memory::seq_pos_max(llama_seq_id seq_id) const {
@@ -221,38 +221,38 @@ llama_pos lctx_memory::seq_pos_max(llama_seq_id seq_id) const {
 // ---- states ----
 
 void lctx_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const {
-    if (flags != 0 && !(rest_ && flags == LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
+    if (flags != 0 && !(foreign_ && flags == LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
         throw lctx_refusal("partial and on-device states are not available for this context with a method");
     }
     if (flags == 0) {
         cache_->state_write(io, seq_id);
     }
-    if (rest_) {
-        rest_->memory().state_write(io, seq_id, flags);
+    if (foreign_) {
+        foreign_->memory().state_write(io, seq_id, flags);
     }
 }
 
 void lctx_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
-    if (flags != 0 && !(rest_ && flags == LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
+    if (flags != 0 && !(foreign_ && flags == LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
         throw lctx_refusal("partial and on-device states are not available for this context with a method");
     }
     if (flags == 0) {
         cache_->state_read(io, seq_id);
     }
-    if (rest_) {
-        read_rest(io, seq_id, flags);
+    if (foreign_) {
+        read_foreign(io, seq_id, flags);
     }
 }
 
 // Of a sequence, or all, at the positions where the cache is; empty when that fails.
-void lctx_memory::read_rest(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags) {
+void lctx_memory::read_foreign(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags) {
     const int32_t first = std::max(seq_id, 0), end = seq_id < 0 ? cache_->sequences().size() : seq_id + 1;
     for (int32_t seq = first; flags == 0 && seq < end; seq++) {
         checkpoints_[seq].clear();
-        rest_->remove(seq, 0);  // of an empty state llama.cpp reads nothing, and leaves what was there
+        foreign_->remove(seq, 0);  // of an empty state llama.cpp reads nothing, and leaves what was there
     }
     try {
-        rest_->read(io, seq_id, flags, flags == 0 ? cache_->sequences().lengths() : std::vector<int32_t>());
+        foreign_->read(io, seq_id, flags, flags == 0 ? cache_->sequences().lengths() : std::vector<int32_t>());
     } catch (...) {
         for (int32_t seq = first; seq < end; seq++) {
             empty(seq);
@@ -277,39 +277,39 @@ void lctx_memory::slice_read(lctx_state_reader & io, int32_t seq) {
 }
 
 void lctx_memory::slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
-    if (rest_) {
+    if (foreign_) {
         throw lctx_refusal("windows and recurrent states of a text cannot be placed elsewhere: this model reads it in its place");
     }
     append(seq, [&] { cache_->slice_insert(io, seq, skip, n); });
 }
 
 bool lctx_memory::drop(int32_t seq, int32_t first, int32_t end) {
-    return rest_ ? cache_->refuse("rows cannot leave the middle of a sequence whose windows or recurrent states have read them")
+    return foreign_ ? cache_->refuse("rows cannot leave the middle of a sequence whose windows or recurrent states have read them")
                  : cache_->drop(seq, first, end);
 }
 
-void lctx_memory::require_rest() const {
-    if (!rest_) {
+void lctx_memory::require_foreign() const {
+    if (!foreign_) {
         throw lctx_refusal("this context has neither windows nor recurrent states beside its rows");
     }
 }
 
-void lctx_memory::rest_write(llama_io_write_i & io, int32_t seq) const {
-    require_rest();
-    rest_->memory().state_write(io, seq, 0);
+void lctx_memory::write_foreign(llama_io_write_i & io, int32_t seq) const {
+    require_foreign();
+    foreign_->memory().state_write(io, seq, 0);
 }
 
-void lctx_memory::rest_read(llama_io_read_i & io, int32_t seq) {
-    require_rest();
-    read_rest(io, seq, 0);
+void lctx_memory::read_foreign(llama_io_read_i & io, int32_t seq) {
+    require_foreign();
+    read_foreign(io, seq, 0);
 }
 
 // ---- sizes ----
 
 std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() const {
     auto bytes = cache_->placement().memory_breakdown();
-    if (rest_) {
-        for (const auto & [buft, n] : rest_->memory().memory_breakdown()) {
+    if (foreign_) {
+        for (const auto & [buft, n] : foreign_->memory().memory_breakdown()) {
             bytes[buft] += n;
         }
     }
@@ -318,24 +318,24 @@ std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() con
 
 void lctx_memory::each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const {
     cache_->blocks().each_size(f);
-    if (!rest_) {
+    if (!foreign_) {
         return;
     }
-    for (const auto & [buft, n] : rest_->memory().memory_breakdown()) {
+    for (const auto & [buft, n] : foreign_->memory().memory_breakdown()) {
         ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
         lctx_sizes sizes = {};
-        sizes.rest = n;
+        sizes.foreign = n;
         f(dev && !ggml_backend_buft_is_host(buft) ? dev : ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), sizes);
     }
     lctx_sizes checkpoints = {};
-    checkpoints.rest = n_checkpoint_ * rest_bytes();
+    checkpoints.foreign = n_checkpoint_ * foreign_bytes();
     f(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), checkpoints);
 }
 
-uint64_t lctx_memory::rest_bytes() const {
+uint64_t lctx_memory::foreign_bytes() const {
     uint64_t n = 0;
-    if (rest_) {
-        for (const auto & [buft, bytes] : rest_->memory().memory_breakdown()) {
+    if (foreign_) {
+        for (const auto & [buft, bytes] : foreign_->memory().memory_breakdown()) {
             n += bytes;
         }
     }

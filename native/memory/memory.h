@@ -1,12 +1,12 @@
 // The memory of a context with a method, as llama.cpp sees it: it splits batches into ubatches, at the borders where heads evict too,
-// and keeps our KV cache and what stays llama.cpp's own (rest.h) at the same positions.
+// and keeps our KV cache and what stays llama.cpp's own (foreign-memory.h) at the same positions.
 //
 // A window or a recurrent state cannot go back. A checkpoint keeps them as they were after so many tokens of a sequence, in memory of
 // the host; the rows of our cache are still there, so nothing of them is copied.
 #pragma once
 
 #include "kv-cache.h"
-#include "rest.h"
+#include "foreign-memory.h"
 
 #include <map>
 #include <memory>
@@ -14,11 +14,11 @@
 
 class lctx_memory final : public llama_memory_i {
   public:
-    // rest: nullptr when all layers with a memory are in the cache. n_checkpoint: most that a sequence keeps, if their bytes are few.
-    lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_rest> rest, int32_t n_checkpoint);
+    // foreign: nullptr when all layers with a memory are in the cache. n_checkpoint: most that a sequence keeps, if their bytes are few.
+    lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_foreign_memory> foreign, int32_t n_checkpoint);
 
     lctx_kv_cache & cache() const { return *cache_; }
-    bool has_rest() const { return rest_ != nullptr; }
+    bool has_foreign() const { return foreign_ != nullptr; }
 
     // llama_memory_i
     llama_memory_context_ptr init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
@@ -38,11 +38,11 @@ class lctx_memory final : public llama_memory_i {
     void state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) override;
 
     // Slices of a sequence, and what is beside its rows at its end (slices.h). Throw lctx_refusal; the sequence ends where it did then, or
-    // is empty after rest_read.
+    // is empty after read_foreign.
     void slice_read(lctx_state_reader & io, int32_t seq);
     void slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n);
-    void rest_write(llama_io_write_i & io, int32_t seq) const;
-    void rest_read(llama_io_read_i & io, int32_t seq);
+    void write_foreign(llama_io_write_i & io, int32_t seq) const;
+    void read_foreign(llama_io_read_i & io, int32_t seq);
 
     // The longest prefix of at most n tokens that the sequence can be cut back to.
     int32_t restorable(int32_t seq, int32_t n) const;
@@ -57,7 +57,7 @@ class lctx_memory final : public llama_memory_i {
     // What everything takes when the text fills n_ctx, checkpoints at most: f(device, bytes).
     void each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const;
     // Bytes of what stays llama.cpp's own, and of the checkpoints.
-    uint64_t rest_bytes() const;
+    uint64_t foreign_bytes() const;
     uint64_t checkpoint_bytes() const;
 
   private:
@@ -72,13 +72,13 @@ class lctx_memory final : public llama_memory_i {
     const saved * find_checkpoint(int32_t seq, int32_t p) const;
     bool cut(int32_t seq, int32_t p);
     bool restore(int32_t src, int32_t dst, int32_t p);
-    void require_rest() const;
+    void require_foreign() const;
     void append(int32_t seq, const std::function<void()> & read);
-    void read_rest(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags);
+    void read_foreign(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags);
     void empty(int32_t seq);
 
     const std::unique_ptr<lctx_kv_cache> cache_;
-    const std::unique_ptr<lctx_rest> rest_;
+    const std::unique_ptr<lctx_foreign_memory> foreign_;
     const size_t n_checkpoint_;
     std::vector<std::vector<saved>> checkpoints_;  // of every sequence, ascending
 };

@@ -239,9 +239,9 @@ class Context:
         """Return the bytes of a range of positions of a sequence, in whole pages and chunks."""
         return self._written(lambda *out: lib.lctx_part_get(self.handle, seq, first, end, *out))
 
-    def rest(self, seq: int = 0) -> NDArray[np.uint8]:
+    def foreign(self, seq: int = 0) -> NDArray[np.uint8]:
         """Return the windows and recurrent states at the end of a sequence, which parts do not contain."""
-        return self._written(lambda *out: lib.lctx_rest_get(self.handle, seq, *out))
+        return self._written(lambda *out: lib.lctx_foreign_get(self.handle, seq, *out))
 
     def append_part(self, data: NDArray[np.uint8], seq: int = 0) -> None:
         """Append a part from ``part`` to a sequence; InvalidInput when it does not fit."""
@@ -262,9 +262,9 @@ class Context:
             done = lib.lctx_seq_drop(self.handle, seq, first, end)
             return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
 
-    def set_rest(self, data: NDArray[np.uint8], seq: int = 0) -> None:
+    def set_foreign(self, data: NDArray[np.uint8], seq: int = 0) -> None:
         """Complete a sequence built from parts; InvalidInput when it does not fit, which leaves the sequence empty."""
-        self._read(lambda *given: lib.lctx_rest_set(self.handle, seq, *given), data)
+        self._read(lambda *given: lib.lctx_foreign_set(self.handle, seq, *given), data)
 
     def _written(self, write: Callable[..., int]) -> NDArray[np.uint8]:
         with self._lock:
@@ -312,7 +312,7 @@ class Context:
             self._kv_usage(info, ffi.NULL)
             rows = np.zeros((info.n_layer, info.n_head_kv), np.int32)
             self._kv_usage(info, out_buffer("rows", rows, np.int32))
-        return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, info.rest_bytes, info.mapped_bytes, rows)
+        return KVUsage(info.bytes, info.peak_bytes, info.full_bytes, info.foreign_bytes, info.mapped_bytes, rows)
 
     def offload_usage(self) -> OffloadUsage:
         """Return the counters of ``kv_offload``."""

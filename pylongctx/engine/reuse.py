@@ -56,8 +56,8 @@ class Load:
         uint8, the rows of the tokens, to append to those of the sequence; see ``Context.part``.
     state : numpy.ndarray
         uint8, a whole sequence, which replaces the current one; see ``Context.state``.
-    rest : numpy.ndarray
-        uint8, windows and recurrent states at the end; see ``Context.rest``.
+    foreign : numpy.ndarray
+        uint8, windows and recurrent states at the end; see ``Context.foreign``.
     logits : numpy.ndarray
         float32 [n_vocab], the logits after the last token, or empty.
     placed : Placed or None
@@ -67,7 +67,7 @@ class Load:
     tokens: Tokens
     rows: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
     state: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
-    rest: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
+    foreign: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
     logits: NDArray[np.float32] = field(default_factory=lambda: NO_LOGITS)
     placed: Placed | None = None
 
@@ -236,7 +236,7 @@ def apply(session: Session, load: Load) -> None:
         session.place(load.placed, load.tokens)
     elif len(load.rows):
         session.append(load.tokens, load.rows)
-    if len(load.rest):
-        session.context.set_rest(load.rest, session.seq)
+    if len(load.foreign):
+        session.context.set_foreign(load.foreign, session.seq)
     if len(load.logits) == session.model.info.n_vocab:
         session.settle(session.n_tokens, load.logits)

@@ -148,7 +148,7 @@ class Finder(Source):
         rows, point = split(state.llama_state) if place.kind == TAIL else (state.llama_state[:0], state.llama_state)
         if not self._layout.has_rows:
             return Load(tokens, state=point, logits=state.logits)
-        return Load(state.input_ids, rows, rest=point if self._layout.has_points else point[:0], logits=state.logits)
+        return Load(state.input_ids, rows, foreign=point if self._layout.has_points else point[:0], logits=state.logits)
 
     def _read(self, name: str, kind: str, tokens: Tokens, first: int) -> LlamaState:
         """Return the file of the part of the text from ``first`` to the end of ``tokens``."""

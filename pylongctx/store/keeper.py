@@ -91,7 +91,7 @@ class Keeper:
 
     def _point(self) -> NDArray[np.uint8]:
         context, seq = self._session.context, self._session.seq
-        return context.rest(seq) if self._layout.has_rows else context.state(seq)
+        return context.foreign(seq) if self._layout.has_rows else context.state(seq)
 
     def _write(
         self, names: list[str], kind: str, first: int, end: int, data: NDArray[np.uint8], logits: NDArray[np.float32]

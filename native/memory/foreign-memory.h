@@ -8,12 +8,12 @@
 #include <memory>
 #include <vector>
 
-class lctx_rest {
+class lctx_foreign_memory {
   public:
     // nullptr: this kind of memory cannot stand beside ours.
-    static std::unique_ptr<lctx_rest> create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
+    static std::unique_ptr<lctx_foreign_memory> create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
                                              const llama_cparams & cparams);
-    virtual ~lctx_rest() = default;
+    virtual ~lctx_foreign_memory() = default;
 
     llama_memory_i & memory() const { return *memory_; }
     // Every ubatch has as many tokens of one sequence as of another, and of sequences that follow each other where they are kept apart.
@@ -42,7 +42,7 @@ class lctx_rest {
     void remove(int32_t seq, int32_t from);
 
   protected:
-    lctx_rest(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams, bool is_recurrent,
+    lctx_foreign_memory(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams, bool is_recurrent,
               bool mixes_sequences = false)
         : hparams_(hparams),
           memory_(std::move(memory)),

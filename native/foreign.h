@@ -8,19 +8,19 @@
 #include <cstdint>
 
 // The longest prefix that a sequence can be cut to: recurrent states cannot go back, windows as far as they reach.
-int32_t lctx_own_restorable(const lctx_context & ctx, int32_t seq, int32_t n);
+int32_t lctx_foreign_restorable(const lctx_context & ctx, int32_t seq, int32_t n);
 
 // Remove positions [p0, p1); throws.
-void lctx_own_remove(lctx_context & ctx, int32_t seq, int32_t p0, int32_t p1);
+void lctx_foreign_remove(lctx_context & ctx, int32_t seq, int32_t p0, int32_t p1);
 
 // Make dst the first n positions of src, all with n < 0; throws.
-void lctx_own_copy(lctx_context & ctx, int32_t src, int32_t dst, int32_t n);
+void lctx_foreign_copy(lctx_context & ctx, int32_t src, int32_t dst, int32_t n);
 
 // Forget all other sequences.
-void lctx_own_keep(lctx_context & ctx, int32_t seq);
+void lctx_foreign_keep(lctx_context & ctx, int32_t seq);
 
 // Throw when a saved state is none that the memory could have written. seq < 0: of all sequences.
-void lctx_own_check_state(const lctx_context & ctx, int32_t seq, const uint8_t * buf, size_t size);
+void lctx_foreign_check_state(const lctx_context & ctx, int32_t seq, const uint8_t * buf, size_t size);
 
 // Empty the sequence that a saved state takes the place of: of an empty state llama.cpp reads nothing, and leaves what was there.
-void lctx_own_make_room(lctx_context & ctx, int32_t seq);
+void lctx_foreign_make_room(lctx_context & ctx, int32_t seq);

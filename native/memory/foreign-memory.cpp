@@ -1,4 +1,4 @@
-#include "rest.h"
+#include "foreign-memory.h"
 
 #include "../architectures.h"
 #include "batch.h"
@@ -20,41 +20,41 @@ bool has_window(const llama_kv_cache & window, const llama_hparams & hparams, in
 }
 
 // Memory: llama.cpp's own; Context: that of a batch on its way through it.
-template <class Memory, class Context> class rest_of : public lctx_rest {
+template <class Memory, class Context> class foreign_of : public lctx_foreign_memory {
   public:
-    using lctx_rest::lctx_rest;
+    using lctx_foreign_memory::lctx_foreign_memory;
 
     llama_memory_context_ptr full(lctx_kv_cache & cache) final { return joint(cache); }
 
   protected:
-    Memory & own() const { return static_cast<Memory &>(memory()); }
+    Memory & inner() const { return static_cast<Memory &>(memory()); }
     template <typename... Args> llama_memory_context_ptr joint(lctx_kv_cache & cache, Args &&... args) const {
-        return std::make_unique<lctx_joint_context<Context>>(cache, &own(), std::forward<Args>(args)...);
+        return std::make_unique<lctx_joint_context<Context>>(cache, &inner(), std::forward<Args>(args)...);
     }
 };
 
-class iswa final : public rest_of<llama_kv_cache_iswa, llama_kv_cache_iswa_context> {
+class iswa final : public foreign_of<llama_kv_cache_iswa, llama_kv_cache_iswa_context> {
   public:
     iswa(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams)
-        : rest_of(std::move(memory), cparams, hparams, false) {}
+        : foreign_of(std::move(memory), cparams, hparams, false) {}
 
     llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
-        auto base = own().get_base()->prepare(ubatches), window = own().get_swa()->prepare(ubatches);
+        auto base = inner().get_base()->prepare(ubatches), window = inner().get_swa()->prepare(ubatches);
         return base.empty() || window.empty() ? nullptr : joint(cache, std::move(base), std::move(window), ubatches);
     }
-    bool can_go_back(int32_t seq, int32_t p) const override { return has_window(*own().get_swa(), hparams_, seq, p); }
+    bool can_go_back(int32_t seq, int32_t p) const override { return has_window(*inner().get_swa(), hparams_, seq, p); }
 
   private:
-    llama_memory_i & books() const override { return *own().get_base(); }
+    llama_memory_i & books() const override { return *inner().get_base(); }
 };
 
 // The recurrent part of both kinds of hybrids.
-template <class Memory, class Context> class recurrent : public rest_of<Memory, Context> {
+template <class Memory, class Context> class recurrent : public foreign_of<Memory, Context> {
   public:
     recurrent(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams, bool mixes_sequences)
-        : rest_of<Memory, Context>(std::move(memory), cparams, hparams, true, mixes_sequences) {}
+        : foreign_of<Memory, Context>(std::move(memory), cparams, hparams, true, mixes_sequences) {}
 
-    bool can_go_back(int32_t seq, int32_t p) const final { return p == 0 || this->own().get_mem_recr()->seq_pos_max(seq) < p; }
+    bool can_go_back(int32_t seq, int32_t p) const final { return p == 0 || this->inner().get_mem_recr()->seq_pos_max(seq) < p; }
 };
 
 class hybrid final : public recurrent<llama_memory_hybrid, llama_memory_hybrid_context> {
@@ -62,15 +62,15 @@ class hybrid final : public recurrent<llama_memory_hybrid, llama_memory_hybrid_c
     using recurrent::recurrent;
 
     llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
-        if (!own().get_mem_recr()->prepare(ubatches)) {
+        if (!inner().get_mem_recr()->prepare(ubatches)) {
             return nullptr;
         }
-        auto places = own().get_mem_attn()->prepare(ubatches);
+        auto places = inner().get_mem_attn()->prepare(ubatches);
         return places.empty() ? nullptr : joint(cache, std::move(places), ubatches);
     }
 
   private:
-    llama_memory_i & books() const override { return *own().get_mem_attn(); }
+    llama_memory_i & books() const override { return *inner().get_mem_attn(); }
 };
 
 class hybrid_iswa final : public recurrent<llama_memory_hybrid_iswa, llama_memory_hybrid_iswa_context> {
@@ -78,21 +78,21 @@ class hybrid_iswa final : public recurrent<llama_memory_hybrid_iswa, llama_memor
     using recurrent::recurrent;
 
     llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) override {
-        if (!own().get_mem_recr()->prepare(ubatches)) {
+        if (!inner().get_mem_recr()->prepare(ubatches)) {
             return nullptr;
         }
-        const llama_kv_cache_iswa & kv = *own().get_mem_attn();
+        const llama_kv_cache_iswa & kv = *inner().get_mem_attn();
         auto base = kv.get_base()->prepare(ubatches), window = kv.get_swa()->prepare(ubatches);
         return base.empty() || window.empty() ? nullptr : joint(cache, std::move(base), std::move(window), ubatches);
     }
 
   private:
-    llama_memory_i & books() const override { return *own().get_mem_attn()->get_base(); }
+    llama_memory_i & books() const override { return *inner().get_mem_attn()->get_base(); }
 };
 
 }  // namespace
 
-std::unique_ptr<lctx_rest> lctx_rest::create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
+std::unique_ptr<lctx_foreign_memory> lctx_foreign_memory::create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
                                              const llama_cparams & cparams) {
     const llama_memory_i & kind = *memory;  // exactly these: classes that derive from them read the cache themselves
     if (typeid(kind) == typeid(llama_kv_cache_iswa)) {
@@ -109,7 +109,7 @@ std::unique_ptr<lctx_rest> lctx_rest::create(std::unique_ptr<llama_memory_i> mem
     return nullptr;
 }
 
-std::vector<uint8_t> lctx_rest::save(int32_t seq) const {
+std::vector<uint8_t> lctx_foreign_memory::save(int32_t seq) const {
     lctx_state_counter size;
     memory().state_write(size, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     std::vector<uint8_t> bytes(size.n_bytes());
@@ -118,7 +118,7 @@ std::vector<uint8_t> lctx_rest::save(int32_t seq) const {
     return bytes;
 }
 
-void lctx_rest::restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved) {
+void lctx_foreign_memory::restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved) {
     if (src != seq) {
         remove(seq, 0);
         books().seq_cp(src, seq, -1, -1);
@@ -128,19 +128,19 @@ void lctx_rest::restore(int32_t src, int32_t seq, int32_t p, const std::vector<u
     memory().state_read(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
 }
 
-void lctx_rest::read(llama_io_read_i & io, int32_t seq, llama_state_seq_flags flags, const std::vector<int32_t> & n_pos) {
+void lctx_foreign_memory::read(llama_io_read_i & io, int32_t seq, llama_state_seq_flags flags, const std::vector<int32_t> & n_pos) {
     std::vector<uint8_t> bytes;
     lctx_check_state(io, memory(), hparams_, {seq, flags, n_pos}, &bytes);
     lctx_state_reader checked(bytes.data(), bytes.size());
     memory().state_read(checked, seq, flags);
 }
 
-void lctx_rest::copy(int32_t src, int32_t dst, int32_t n_pos) {
+void lctx_foreign_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
     remove(dst, 0);
     memory().seq_cp(src, dst, -1, -1);
     remove(dst, n_pos);
 }
 
-void lctx_rest::remove(int32_t seq, int32_t from) {
+void lctx_foreign_memory::remove(int32_t seq, int32_t from) {
     memory().seq_rm(seq, from, -1);
 }

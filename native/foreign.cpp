@@ -1,4 +1,4 @@
-#include "own.h"
+#include "foreign.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -14,7 +14,7 @@ llama_memory_t memory_of(const lctx_context & ctx) {
 }
 
 void require_reach(const lctx_context & ctx, int32_t seq, int32_t p) {
-    if (lctx_own_restorable(ctx, seq, p) != std::min(p, lctx_n_past(&ctx, seq))) {
+    if (lctx_foreign_restorable(ctx, seq, p) != std::min(p, lctx_n_past(&ctx, seq))) {
         throw lctx_refusal("layers with a window or a recurrent state cannot go back to position " + std::to_string(p) +
                            "; evaluate the prefix again");
     }
@@ -22,7 +22,7 @@ void require_reach(const lctx_context & ctx, int32_t seq, int32_t p) {
 
 }  // namespace
 
-int32_t lctx_own_restorable(const lctx_context & ctx, int32_t seq, int32_t n) {
+int32_t lctx_foreign_restorable(const lctx_context & ctx, int32_t seq, int32_t n) {
     n = std::max(0, std::min(n, lctx_n_past(&ctx, seq)));
     if (n == lctx_n_past(&ctx, seq)) {
         return n;
@@ -32,7 +32,7 @@ int32_t lctx_own_restorable(const lctx_context & ctx, int32_t seq, int32_t n) {
     return is_lost || lctx_context_rollback(&ctx) == LCTX_ROLLBACK_NONE ? 0 : n;
 }
 
-void lctx_own_remove(lctx_context & ctx, int32_t seq, int32_t p0, int32_t p1) {
+void lctx_foreign_remove(lctx_context & ctx, int32_t seq, int32_t p0, int32_t p1) {
     const int32_t n_past = lctx_n_past(&ctx, seq);
     p0 = std::max(p0, 0);
     if (p0 >= n_past || (p1 >= 0 && p1 <= p0)) {
@@ -50,7 +50,7 @@ void lctx_own_remove(lctx_context & ctx, int32_t seq, int32_t p0, int32_t p1) {
 }
 
 // A memory copies whole sequences; what is too much is cut off the copy.
-void lctx_own_copy(lctx_context & ctx, int32_t src, int32_t dst, int32_t n) {
+void lctx_foreign_copy(lctx_context & ctx, int32_t src, int32_t dst, int32_t n) {
     const int32_t n_past = lctx_n_past(&ctx, src);
     n = n < 0 ? n_past : std::min(n, n_past);
     require_reach(ctx, src, n);
@@ -68,7 +68,7 @@ void lctx_own_copy(lctx_context & ctx, int32_t src, int32_t dst, int32_t n) {
     }
 }
 
-void lctx_own_keep(lctx_context & ctx, int32_t seq) {
+void lctx_foreign_keep(lctx_context & ctx, int32_t seq) {
     for (int32_t other = 0; other < (int32_t)llama_n_seq_max(ctx.ctx); other++) {
         if (other != seq) {
             llama_memory_seq_rm(memory_of(ctx), other, -1, -1);
@@ -76,7 +76,7 @@ void lctx_own_keep(lctx_context & ctx, int32_t seq) {
     }
 }
 
-void lctx_own_check_state(const lctx_context & ctx, int32_t seq, const uint8_t * buf, size_t size) {
+void lctx_foreign_check_state(const lctx_context & ctx, int32_t seq, const uint8_t * buf, size_t size) {
     lctx_state_reader io(buf, size);
     uint32_t head[2];  // of one sequence: a number, and the sequence that was saved
     io.read(head, seq < 0 ? sizeof(uint32_t) : sizeof(head));
@@ -93,7 +93,7 @@ void lctx_own_check_state(const lctx_context & ctx, int32_t seq, const uint8_t *
     }
 }
 
-void lctx_own_make_room(lctx_context & ctx, int32_t seq) {
+void lctx_foreign_make_room(lctx_context & ctx, int32_t seq) {
     if (!ctx.memory && memory_of(ctx) && seq >= 0) {
         llama_memory_seq_rm(memory_of(ctx), seq, -1, -1);
     }
