@@ -122,7 +122,7 @@ class Bench:
     def read(self, tokens: list[int]) -> np.ndarray:
         self.session.clear()
         self.session.eval(np.array(tokens, np.int32))
-        return self.session.context.part(0, len(tokens))
+        return self.session.context.slice(0, len(tokens))
 
     def distribution(self, tokens: list[int]) -> np.ndarray:
         self.read(tokens)

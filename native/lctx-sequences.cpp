@@ -51,7 +51,7 @@ template <typename F> bool guarded(lctx_context * ctx, std::initializer_list<int
 }
 
 // The memory of a context with a method. Throws.
-lctx_memory & with_method(lctx_context * ctx, const char * what = "has no parts") {
+lctx_memory & with_method(lctx_context * ctx, const char * what = "has no slices") {
     if (!ctx->memory) {
         throw lctx_refusal(std::string("llama.cpp's own KV cache ") + what);
     }
@@ -236,21 +236,21 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
     return done ? n : 0;
 }
 
-int32_t lctx_context_parts(const lctx_context * ctx) {
-    int32_t parts = LCTX_PARTS_NONE;
+int32_t lctx_context_slices(const lctx_context * ctx) {
+    int32_t slices = LCTX_SLICES_NONE;
     lctx_guard(nullptr, [&] {
         if (ctx->memory && ctx->memory->cache().why_no_slices().empty()) {
-            parts = ctx->memory->has_foreign() ? LCTX_PARTS_AND_FOREIGN : LCTX_PARTS_ROWS;
+            slices = ctx->memory->has_foreign() ? LCTX_SLICES_AND_FOREIGN : LCTX_SLICES_ROWS;
         }
     });
-    return parts;
+    return slices;
 }
 
-size_t lctx_part_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size) {
+size_t lctx_slice_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size) {
     return write_out(ctx, seq, buf, size, [&](llama_io_write_i & io) { with_method(ctx).cache().slice_write(io, seq, first, end); });
 }
 
-int32_t lctx_part_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
+int32_t lctx_slice_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
     return guarded(ctx, {seq}, [&] {
         lctx_state_reader io(buf, size);
         with_method(ctx).slice_read(io, seq);
@@ -258,7 +258,7 @@ int32_t lctx_part_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, s
     });
 }
 
-int32_t lctx_part_place(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n) {
+int32_t lctx_slice_insert(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n) {
     return guarded(ctx, {seq}, [&] {
         lctx_state_reader io(buf, size);
         with_method(ctx).slice_insert(io, seq, skip, n);

@@ -289,29 +289,29 @@ size_t lctx_state_size(lctx_context * ctx, int32_t seq);
 size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
 
-// Parts of a sequence, for texts that are stored piece by piece: the rows of some positions, from a multiple of 64 to where the sequence
-// can be cut, and what goes with them. Parts that follow each other make the sequence again, in any context of the same model, method and
-// types. Windows and recurrent states are only known at its end: they are stored beside, and complete a sequence that was made of parts.
-// LCTX_PARTS_NONE: there is no method, heads evict or rows die, so only whole states are saved. With full,spans=N+kvzip a text that was
-// compressed is one part, whose heads have the rows that they kept.
-enum lctx_part_kind { LCTX_PARTS_NONE = 0, LCTX_PARTS_ROWS = 1, LCTX_PARTS_AND_FOREIGN = 2 };
+// Slices of a sequence, for texts that are stored piece by piece: the rows of some positions, from a multiple of 64 to where the sequence
+// can be cut, and what goes with them. Slices that follow each other make the sequence again, in any context of the same model, method and
+// types. Windows and recurrent states are only known at its end: they are stored beside, and complete a sequence that was made of slices.
+// LCTX_SLICES_NONE: there is no method, heads evict or rows die, so only whole states are saved. With full,spans=N+kvzip a text that was
+// compressed is one slice, whose heads have the rows that they kept.
+enum lctx_slice_kind { LCTX_SLICES_NONE = 0, LCTX_SLICES_ROWS = 1, LCTX_SLICES_AND_FOREIGN = 2 };
 
-int32_t lctx_context_parts(const lctx_context * ctx);
+int32_t lctx_context_slices(const lctx_context * ctx);
 
-// Bytes of the part [first, end) of a sequence, and of what is beside its rows at its end; with buf NULL they are only counted. 0 on
+// Bytes of the slice [first, end) of a sequence, and of what is beside its rows at its end; with buf NULL they are only counted. 0 on
 // failure: lctx_context_error says why.
-size_t lctx_part_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size);
+size_t lctx_slice_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size);
 size_t lctx_foreign_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
 
-// Append a part to the sequence whose end is its beginning; complete the sequence. 1 done, 0 refused: lctx_context_error says why. The
-// sequence ends where it did after a part, and is empty after a foreign state that does not fit.
-int32_t lctx_part_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
+// Append a slice to the sequence whose end is its beginning; complete the sequence. 1 done, 0 refused: lctx_context_error says why. The
+// sequence ends where it did after a slice, and is empty after a foreign state that does not fit.
+int32_t lctx_slice_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
 int32_t lctx_foreign_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
 
 // With method "full,spans=N" a sequence consists of up to N spans of rows, each seen from a distance of its own. Models with windows or
 // recurrent states are refused. 1 done, 0 refused and nothing changed: lctx_context_error says why.
-// Append n rows of a part behind its first `skip`, wherever it was read: as if they followed the sequence, but for what they have read.
-int32_t lctx_part_place(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n);
+// Append n rows of a slice behind its first `skip`, wherever it was read: as if they followed the sequence, but for what they have read.
+int32_t lctx_slice_insert(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n);
 // Forget rows [first, end) of a sequence. Those behind them move down, and have read what left.
 int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t end);
 // How many rows from the beginning have read all rows before them, and no other: all but behind the first place of one of these.
@@ -340,7 +340,7 @@ int32_t lctx_context_work(const lctx_context * ctx, lctx_work * work);
 // ---- drafts by the MTP block of the model ----
 
 // 1 when the hidden state of the last token of a sequence is known, so that the block can draft after it; else 0. It is not known after
-// tokens that were evaluated elsewhere (states, parts), or where more was taken back than the last batch, until the next token.
+// tokens that were evaluated elsewhere (states, slices), or where more was taken back than the last batch, until the next token.
 int32_t lctx_mtp_ready(const lctx_context * ctx, int32_t seq);
 
 // Evaluate in the block a token of each of n_tokens different sequences, at lctx_n_past of the sequence, or right after its last step.

@@ -185,17 +185,17 @@ class Caller:
         before, seq, target = self.lengths(), self.rng.choice([0, 1, 2, self.number()]), self.rng.randrange(3)
         end = before[seq] if 0 <= seq < 3 and self.rng.random() < 0.7 else self.number()
         first = self.rng.choice([0, 0, 64, self.number()])
-        size = lib.lctx_part_get(self.ctx, seq, first, end, ffi.NULL, 0)
+        size = lib.lctx_slice_get(self.ctx, seq, first, end, ffi.NULL, 0)
         data = ffi.new("uint8_t[]", max(size, 1))
-        assert lib.lctx_part_get(self.ctx, seq, first, end, data, size) == size
+        assert lib.lctx_slice_get(self.ctx, seq, first, end, data, size) == size
         if self.rng.random() < 0.3:
             data[self.rng.randrange(max(size, 1))] ^= 1 << self.rng.randrange(8)
         whole = self.rng.random() < 0.3
         skip, n = self.number(), self.rng.choice([end - first, 5, self.number()]) if not whole else end - first
         if whole:
-            done = lib.lctx_part_append(self.ctx, target, data, size)
+            done = lib.lctx_slice_append(self.ctx, target, data, size)
         else:
-            done = lib.lctx_part_place(self.ctx, target, data, size, skip, max(-(2**31), min(n, 2**31 - 1)))
+            done = lib.lctx_slice_insert(self.ctx, target, data, size, skip, max(-(2**31), min(n, 2**31 - 1)))
         assert done or self.session.error
         want = [old + (n if done and s == target else 0) for s, old in enumerate(before)]
         assert self.lengths() == want

@@ -49,7 +49,7 @@ def compressed(llm, tokens, ratio):
     llm.reset()
     llm.eval(tokens)
     compress.compress(llm.session, ratio)
-    return llm.session.context.part(0, len(tokens)), held(llm)
+    return llm.session.context.slice(0, len(tokens)), held(llm)
 
 
 def place(llm, rows, tokens, skip=0):
@@ -113,7 +113,7 @@ def test_nothing_compressed_is_full_attention(start):
         llm.eval(text)
         if ratio:
             compress.compress(llm.session, ratio)
-        rows = llm.session.context.part(0, len(text))
+        rows = llm.session.context.slice(0, len(text))
         llm.reset()
         llm.eval(random_tokens(3, 30))
         place(llm, rows, text, 11)
@@ -160,7 +160,7 @@ def test_what_does_not_fit_changes_nothing(start):
         (damaged, 0, 100, "lists of rows"),
     ):
         with pytest.raises(LctxError, match=reason):
-            context.place_part(given, skip, n)
+            context.insert_slice(given, skip, n)
         now = limited.kv_usage()
         assert now.bytes == usage.bytes
         np.testing.assert_array_equal(now.rows, usage.rows)
@@ -168,10 +168,10 @@ def test_what_does_not_fit_changes_nothing(start):
     limited.eval(random_tokens(2, 70)[-1:])
     np.testing.assert_allclose(limited.scores[-1], logits, atol=1e-5)
     assert "spans=N" in context.drop(5, 10)
-    with pytest.raises(LctxError, match="one part"):
+    with pytest.raises(LctxError, match="one slice"):
         whole = start()
         compressed(whole, text, 0.5)
-        whole.session.context.part(64, 128)
+        whole.session.context.slice(64, 128)
 
 
 def test_which_rules_go_with_spans(embedded_model):

@@ -59,7 +59,7 @@ def read(llm, tokens):
     """Return the rows of tokens that are read by themselves."""
     llm.reset()
     llm.eval(tokens)
-    return llm.session.context.part(0, len(tokens))
+    return llm.session.context.slice(0, len(tokens))
 
 
 def check(llm, want):
@@ -111,7 +111,7 @@ def test_a_text_stands_where_it_was_not_read(start, moved, before, skip, n):
     rows = read(llm, text)
     llm.reset()
     llm.eval(prompt)
-    llm.session.context.place_part(rows, skip, n)
+    llm.session.context.insert_slice(rows, skip, n)
     llm.session.input_ids[before : before + n] = text[skip : skip + n]
     llm.session.n_tokens = before + n
     llm.eval(question)
@@ -130,7 +130,7 @@ def test_two_texts_in_another_order(start, moved):
     llm.reset()
     llm.eval(TOKENS[300:310])
     for i in (1, 0):
-        llm.session.context.place_part(rows[i], 0, len(texts[i]))
+        llm.session.context.insert_slice(rows[i], 0, len(texts[i]))
     llm.session.input_ids[10:273] = np.concatenate(texts[::-1])
     llm.session.n_tokens = 273
     llm.eval(TOKENS[310:320])
@@ -202,25 +202,25 @@ def test_what_cannot_be_is_refused_and_changes_nothing(model, start):
         assert "are not in sequence" in context.drop(first, end)
     for skip, n in ((-1, 5), (0, 0), (0, 101), (99, 2)):
         with pytest.raises(LctxError, match="does not have these rows"):
-            context.place_part(rows, skip, n)
-    context.place_part(rows, 10, 80)
+            context.insert_slice(rows, skip, n)
+    context.insert_slice(rows, 10, 80)
     with pytest.raises(LctxError, match="spans=3"):
-        context.place_part(rows, 0, 100)
+        context.insert_slice(rows, 0, 100)
     with pytest.raises(LctxError, match="read elsewhere"):
-        context.part(0, 180)
+        context.slice(0, 180)
     assert context.n_past() == 180
     damaged = rows.copy()
     damaged[-64:] = 255  # NaN
     llm.reset()
     llm.eval(TOKENS[:70])
     with pytest.raises(LctxError, match="not finite"):
-        context.place_part(damaged, 0, 100)
+        context.insert_slice(damaged, 0, 100)
     assert context.n_past() == 70
     with Llama(str(model), method="full", n_ctx=256, verbose=False, **F32) as full:
         full.eval(TOKENS[:100])
         assert "method=full,spans=N" in full.session.context.drop(5, 10)
         with pytest.raises(LctxError, match="spans=N"):
-            full.session.context.place_part(full.session.context.part(0, 100), 0, 50)
+            full.session.context.insert_slice(full.session.context.slice(0, 100), 0, 50)
 
 
 def test_a_rule_and_spans_do_not_go_together(model):

@@ -1,4 +1,4 @@
-// The one way in which a sequence gets pages for more rows: from a batch, a state, or a part.
+// The one way in which a sequence gets pages for more rows: from a batch, a state, or a slice.
 #include "blocks.h"
 
 #include <algorithm>

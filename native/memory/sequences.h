@@ -65,7 +65,7 @@ class lctx_sequences {
     void forget_beyond(int32_t seq);
     // The first row that no query from p - n_batch on makes dead: one batch may still be taken back. It begins a page.
     int32_t first_live(int32_t p) const;
-    // The first near key that a part of rows [first, end) has.
+    // The first near key that a slice of rows [first, end) has.
     int32_t first_near(int32_t first, int32_t end) const;
 
     // votes and evictions (votes.cpp)

@@ -81,7 +81,7 @@ bool lctx_has_lists(const lctx_kv & kv) {
 
 void lctx_require_slice(bool ok, const std::string & reason) {
     if (!ok) {
-        throw lctx_refusal("the stored part does not fit: " + reason);
+        throw lctx_refusal("the stored slice does not fit: " + reason);
     }
 }
 

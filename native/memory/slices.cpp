@@ -17,18 +17,18 @@ std::string why_not_slice(const lctx_kv & kv, int32_t seq, int32_t first, int32_
     const lctx_sequence & s = kv.seqs[seq];
     const std::string why = lctx_why_no_slices(kv);
     if (!why.empty()) {
-        return "this method has no parts: " + why;
+        return "this method has no slices: " + why;
     }
     if (first < 0 || first >= end || end > s.n_pos || first % LCTX_PAGE_ROWS != 0 || kv.seqs.cut_before(end) != end) {
-        return "a part begins with a page of the sequence and ends where it can be cut";
+        return "a slice begins with a page of the sequence and ends where it can be cut";
     }
     if (kv.seqs.n_exact(seq) < s.n_pos) {
         return "rows of the sequence were read elsewhere, or before others left";
     }
     if (end < s.evicted_to || (first > 0 && s.evicted_to > 0)) {
-        return "a text that was compressed is one part";
+        return "a text that was compressed is one slice";
     }
-    return kv.seqs.first_near(first, end) < s.first_near ? "near keys of the part were overwritten" : "";
+    return kv.seqs.first_near(first, end) < s.first_near ? "near keys of the slice were overwritten" : "";
 }
 
 // The rows of a slice that each head has, from its first on.
@@ -67,10 +67,10 @@ lctx_slice begin(const lctx_kv & kv, lctx_state_reader & io) {
     int32_t at[2];
     io.read(at, sizeof(at));
     lctx_slice slice = {at[0], at[1], {}};
-    lctx_require_slice(lctx_why_no_slices(kv).empty(), "this method has no parts");
+    lctx_require_slice(lctx_why_no_slices(kv).empty(), "this method has no slices");
     lctx_require_slice(
         slice.first >= 0 && slice.first < slice.end && slice.end <= kv.placement.sizes().n_ctx && slice.first % LCTX_PAGE_ROWS == 0,
-        "its rows are none that a part holds");
+        "its rows are none that a slice holds");
     read_lists(kv, io, slice);
     io.take(GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
     return slice;
@@ -128,7 +128,7 @@ void lctx_insert_slice(lctx_kv & kv, lctx_state_reader & io, int32_t seq, int32_
     const lctx_method & method = kv.placement.method();
     const int32_t to = kv.seqs.n_pos(seq), n_ctx = kv.placement.sizes().n_ctx;
     lctx_require(method.n_span() > 1, "texts are placed with method=full,spans=N, not with " + method.full_spec());
-    lctx_require(skip >= 0 && n > 0 && (int64_t)skip + n <= slice.n_row(), "the stored part does not have these rows");
+    lctx_require(skip >= 0 && n > 0 && (int64_t)skip + n <= slice.n_row(), "the stored slice does not have these rows");
     lctx_require(n <= n_ctx - to,
                  std::to_string(n) + " stored rows do not fit: " + std::to_string(to) + " of n_ctx " + std::to_string(n_ctx) + " are used");
     std::vector<lctx_row_span> spans = kv.seqs.spans_with(seq, slice.first + skip);

@@ -1,5 +1,5 @@
 // Slices of a sequence: its rows of some positions, and what goes with them, as a text is stored piece by piece. Slices that follow each
-// other make the sequence again, in any context of the same model, method and types. The C API calls them parts.
+// other make the sequence again, in any context of the same model, method and types.
 #pragma once
 
 #include "kv.h"

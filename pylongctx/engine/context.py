@@ -230,26 +230,26 @@ class Context:
                 raise error(lib.LCTX_INVALID, f"the saved state cannot be used: {reason}")
 
     @property
-    def part_kind(self) -> int:
-        """The content of a part of a sequence, see ``lctx_context_parts``."""
+    def slice_kind(self) -> int:
+        """The content of a slice of a sequence, see ``lctx_context_slices``."""
         with self._lock:
-            return int(lib.lctx_context_parts(self.handle))
+            return int(lib.lctx_context_slices(self.handle))
 
-    def part(self, first: int, end: int, seq: int = 0) -> NDArray[np.uint8]:
+    def slice(self, first: int, end: int, seq: int = 0) -> NDArray[np.uint8]:
         """Return the bytes of a range of positions of a sequence, in whole pages and chunks."""
-        return self._written(lambda *out: lib.lctx_part_get(self.handle, seq, first, end, *out))
+        return self._written(lambda *out: lib.lctx_slice_get(self.handle, seq, first, end, *out))
 
     def foreign(self, seq: int = 0) -> NDArray[np.uint8]:
-        """Return the windows and recurrent states at the end of a sequence, which parts do not contain."""
+        """Return the windows and recurrent states at the end of a sequence, which slices do not contain."""
         return self._written(lambda *out: lib.lctx_foreign_get(self.handle, seq, *out))
 
-    def append_part(self, data: NDArray[np.uint8], seq: int = 0) -> None:
-        """Append a part from ``part`` to a sequence; InvalidInput when it does not fit."""
-        self._read(lambda *given: lib.lctx_part_append(self.handle, seq, *given), data)
+    def append_slice(self, data: NDArray[np.uint8], seq: int = 0) -> None:
+        """Append a slice from ``slice`` to a sequence; InvalidInput when it does not fit."""
+        self._read(lambda *given: lib.lctx_slice_append(self.handle, seq, *given), data)
 
-    def place_part(self, data: NDArray[np.uint8], skip: int, n: int, seq: int = 0) -> None:
-        """Append ``n`` rows of a part after its first ``skip``, ignoring their prefix; InvalidInput when refused."""
-        self._read(lambda *given: lib.lctx_part_place(self.handle, seq, *given, skip, n), data)
+    def insert_slice(self, data: NDArray[np.uint8], skip: int, n: int, seq: int = 0) -> None:
+        """Append ``n`` rows of a slice after its first ``skip``, ignoring their prefix; InvalidInput when refused."""
+        self._read(lambda *given: lib.lctx_slice_insert(self.handle, seq, *given, skip, n), data)
 
     def n_exact(self, seq: int = 0) -> int:
         """Return how many rows of a sequence were computed from exactly the rows before them."""
@@ -263,7 +263,7 @@ class Context:
             return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
 
     def set_foreign(self, data: NDArray[np.uint8], seq: int = 0) -> None:
-        """Complete a sequence built from parts; InvalidInput when it does not fit, which leaves the sequence empty."""
+        """Complete a sequence built from slices; InvalidInput when it does not fit, which leaves the sequence empty."""
         self._read(lambda *given: lib.lctx_foreign_set(self.handle, seq, *given), data)
 
     def _written(self, write: Callable[..., int]) -> NDArray[np.uint8]:

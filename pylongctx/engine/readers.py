@@ -72,7 +72,7 @@ class Readers:
         try:
             if document.ratio is not None:
                 _warn(document, compress(session, document.ratio))
-            self._documents.keep(document, session.context.part(0, session.n_tokens, session.seq))
+            self._documents.keep(document, session.context.slice(0, session.n_tokens, session.seq))
         except (LctxError, MemoryError) as reason:
             return reason
         self._jobs.pop(document, None)

@@ -53,7 +53,7 @@ class Load:
     tokens : numpy.ndarray
         int32 [n], the tokens of the data.
     rows : numpy.ndarray
-        uint8, the rows of the tokens, to append to those of the sequence; see ``Context.part``.
+        uint8, the rows of the tokens, to append to those of the sequence; see ``Context.slice``.
     state : numpy.ndarray
         uint8, a whole sequence, which replaces the current one; see ``Context.state``.
     foreign : numpy.ndarray

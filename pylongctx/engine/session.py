@@ -210,15 +210,15 @@ class Session:
 
     # ---- rows from elsewhere ----
 
-    def append(self, tokens: Tokens, part: NDArray[np.uint8]) -> None:
-        """Append tokens that were evaluated elsewhere; ``part``: their rows, see ``Context.part``."""
-        self.context.append_part(part, self.seq)
+    def append(self, tokens: Tokens, rows: NDArray[np.uint8]) -> None:
+        """Append tokens that were evaluated elsewhere; ``rows``: their rows, see ``Context.slice``."""
+        self.context.append_slice(rows, self.seq)
         self._append(tokens)
 
     def place(self, placed: Placed, tokens: Tokens) -> None:
         """Append rows of a document with their ``tokens``, int32 [placed.end - placed.first]."""
         assert placed.document is not None and placed.document.rows is not None
-        self.context.place_part(placed.document.rows, placed.skip, len(tokens), self.seq)
+        self.context.insert_slice(placed.document.rows, placed.skip, len(tokens), self.seq)
         self._append(tokens)
         self.placed = (*self.placed, placed)
 

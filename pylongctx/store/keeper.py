@@ -61,14 +61,14 @@ class Keeper:
         session, border = self._session, n // BLOCK * BLOCK
         if n != self._end or not session.has_logits or not 0 < border <= n - MIN_TAIL:
             return False
-        return not self._layout.has_rows or session.context.place(n) == n  # a part can end there
+        return not self._layout.has_rows or session.context.place(n) == n  # a slice can end there
 
     def _keep_blocks(self, start: int, end: int) -> None:
         context, seq = self._session.context, self._session.seq
         names = self._names(end)
         for i in range(start // BLOCK if self._layout.has_rows else len(names), len(names)):
             if not self._store.has(names[i], ROWS):
-                data = context.part(i * BLOCK, (i + 1) * BLOCK, seq)
+                data = context.slice(i * BLOCK, (i + 1) * BLOCK, seq)
                 self._write(names[: i + 1], ROWS, i * BLOCK, (i + 1) * BLOCK, data, NO_LOGITS)
         if self._layout.is_point(end, self._end) and not self._store.has(names[-1], POINT):
             self._write(names, POINT, end - BLOCK, end, self._point(), NO_LOGITS)
@@ -79,7 +79,7 @@ class Keeper:
         if self._store.has(name, TAIL):
             return
         layout, context = self._layout, self._session.context
-        rows = context.part(border, n, self._session.seq) if layout.has_rows else NO_BYTES
+        rows = context.slice(border, n, self._session.seq) if layout.has_rows else NO_BYTES
         point = self._point() if layout.has_points else NO_BYTES
         shorter = sorted(one for one in tails(self._store.folder, names[-1], tail) if one[0] < len(tail))
         for _, path in shorter[1:]:  # keep two tails of a growing text: the first may be a prefix of other texts

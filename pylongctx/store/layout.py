@@ -38,8 +38,8 @@ class Layout:
     def of(cls, context: Context) -> Layout:
         """Return the layout of a context's sequences."""
         whole = context.place(BLOCK) != BLOCK  # blocks end inside chunks
-        kind = lib.LCTX_PARTS_NONE if whole else context.part_kind
-        return cls(kind != lib.LCTX_PARTS_NONE, kind != lib.LCTX_PARTS_ROWS)
+        kind = lib.LCTX_SLICES_NONE if whole else context.slice_kind
+        return cls(kind != lib.LCTX_SLICES_NONE, kind != lib.LCTX_SLICES_ROWS)
 
     def is_point(self, end: int, text_end: int) -> bool:
         """Return True if there is a point after ``end`` tokens of a text that ends at ``text_end``."""

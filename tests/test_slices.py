@@ -11,15 +11,15 @@ from pylongctx._lib import lib
 from pylongctx.errors import LctxError
 
 METHODS = {
-    "full": lib.LCTX_PARTS_ROWS,
-    "selfextend,group_size=8,neighbor_window=33": lib.LCTX_PARTS_ROWS,
-    "longheads,chunk_size=16,window=64,representation=outlier": lib.LCTX_PARTS_ROWS,
-    "longheads,chunk_size=16,window=64,position=dca": lib.LCTX_PARTS_ROWS,
-    "longheads,chunk_size=32,window=96,representation=attention": lib.LCTX_PARTS_ROWS,
-    "full,spans=3": lib.LCTX_PARTS_ROWS,
-    "full,spans=3+kvzip": lib.LCTX_PARTS_ROWS,
-    "window,n_sink=4,window=60": lib.LCTX_PARTS_NONE,
-    "corm,window=64": lib.LCTX_PARTS_NONE,
+    "full": lib.LCTX_SLICES_ROWS,
+    "selfextend,group_size=8,neighbor_window=33": lib.LCTX_SLICES_ROWS,
+    "longheads,chunk_size=16,window=64,representation=outlier": lib.LCTX_SLICES_ROWS,
+    "longheads,chunk_size=16,window=64,position=dca": lib.LCTX_SLICES_ROWS,
+    "longheads,chunk_size=32,window=96,representation=attention": lib.LCTX_SLICES_ROWS,
+    "full,spans=3": lib.LCTX_SLICES_ROWS,
+    "full,spans=3+kvzip": lib.LCTX_SLICES_ROWS,
+    "window,n_sink=4,window=60": lib.LCTX_SLICES_NONE,
+    "corm,window=64": lib.LCTX_SLICES_NONE,
 }
 WITH_PARTS = [method for method, kind in METHODS.items() if kind]
 SETTINGS = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -40,15 +40,15 @@ def context_of(llm):
 
 
 @pytest.fixture
-def parts(model):
-    """Return a function from a method to the parts of 64 tokens of a text."""
+def slices(model):
+    """Return a function from a method to the slices of 64 tokens of a text."""
 
     def get(method, n=256):
         pieces = []
         with new(model, method) as llm:
             for first in range(0, n, 64):
                 llm.eval(TOKENS[first : first + 64])
-                pieces.append(context_of(llm).part(first, first + 64))
+                pieces.append(context_of(llm).slice(first, first + 64))
         return pieces
 
     return get
@@ -57,16 +57,16 @@ def parts(model):
 @pytest.mark.parametrize("method", METHODS)
 def test_kinds(model, method):
     with new(model, method) as llm:
-        assert context_of(llm).part_kind == METHODS[method]
+        assert context_of(llm).slice_kind == METHODS[method]
         llm.eval(TOKENS[:128])
         if not METHODS[method]:
-            with pytest.raises(LctxError, match="no parts"):
-                context_of(llm).part(0, 64)
+            with pytest.raises(LctxError, match="no slices"):
+                context_of(llm).slice(0, 64)
 
 
 @pytest.mark.parametrize("method", WITH_PARTS)
-def test_parts_make_the_sequence_again(model, parts, method):
-    pieces = parts(method)
+def test_slices_make_the_sequence_again(model, slices, method):
+    pieces = slices(method)
     with new(model, method) as one, new(model, method) as other:
         for i in range(0, 256, 64):
             one.eval(TOKENS[i : i + 64])
@@ -79,44 +79,44 @@ def test_parts_make_the_sequence_again(model, parts, method):
 
 
 @pytest.mark.parametrize("method", WITH_PARTS)
-def test_what_does_not_follow_is_refused(model, parts, method):
-    first, second, *_ = parts(method)
+def test_what_does_not_follow_is_refused(model, slices, method):
+    first, second, *_ = slices(method)
     with new(model, method) as llm:
         context = context_of(llm)
         with pytest.raises(LctxError, match="does not follow"):
-            context.append_part(second)
+            context.append_slice(second)
         llm.eval(TOKENS[:63])
         with pytest.raises(LctxError, match="does not follow"):
-            context.append_part(first)
+            context.append_slice(first)
         assert llm.session.n_past == 63
         llm.eval(TOKENS[63:64])
-        context.append_part(second)
+        context.append_slice(second)
         assert llm.session.n_past == 128
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 129), (1, 64), (64, 64), (64, 0), (-64, 64), (32, 96)])
-def test_parts_that_there_are_none_of(model, first, end):
+def test_slices_that_there_are_none_of(model, first, end):
     with new(model, "full") as llm:
         llm.eval(TOKENS[:128])
         with pytest.raises(LctxError, match="begins with a page"):
-            context_of(llm).part(first, end)
+            context_of(llm).slice(first, end)
 
 
 def test_near_keys_that_were_overwritten(model):
     with new(model, WITH_PARTS[1]) as llm:
         llm.eval(TOKENS)
         with pytest.raises(LctxError, match="near keys"):
-            context_of(llm).part(0, 64)
+            context_of(llm).slice(0, 64)
 
 
-def test_a_part_of_another_method_or_type(model, parts):
-    (piece, *_) = parts("full", 64)
+def test_a_slice_of_another_method_or_type(model, slices):
+    (piece, *_) = slices("full", 64)
     with new(model, WITH_PARTS[1]) as llm, pytest.raises(LctxError, match="it was written with full"):
-        context_of(llm).append_part(piece)
+        context_of(llm).append_slice(piece)
     with Llama(str(model), type_k="f32", **SETTINGS) as llm, pytest.raises(LctxError, match="type is another one"):
-        context_of(llm).append_part(piece)
-    with Llama(str(model), method=None, **SETTINGS) as llm, pytest.raises(LctxError, match="no parts"):
-        context_of(llm).append_part(piece)
+        context_of(llm).append_slice(piece)
+    with Llama(str(model), method=None, **SETTINGS) as llm, pytest.raises(LctxError, match="no slices"):
+        context_of(llm).append_slice(piece)
 
 
 def test_a_context_without_a_rest(model):
@@ -129,10 +129,10 @@ def test_a_context_without_a_rest(model):
 
 
 @pytest.mark.parametrize("method", WITH_PARTS)
-def test_damaged_parts(model, parts, method):
-    """Whatever is in a part, the sequence ends where it did or has the part, and goes on."""
+def test_damaged_slices(model, slices, method):
+    """Whatever is in a slice, the sequence ends where it did or has the slice, and goes on."""
     rng = random.Random(method)
-    first, second, *_ = parts(method)
+    first, second, *_ = slices(method)
     with new(model, method) as llm:
         context = context_of(llm)
         for _ in range(150):
@@ -145,7 +145,7 @@ def test_damaged_parts(model, parts, method):
             kind = rng.randrange(6)
             data = data[: rng.randrange(len(data))] if kind == 0 else data + bytes(rng.randrange(1, 9)) * (kind == 1)
             try:
-                context.append_part(np.frombuffer(bytes(data), np.uint8))
+                context.append_slice(np.frombuffer(bytes(data), np.uint8))
             except LctxError:
                 assert llm.session.n_past == 64
                 llm.eval(TOKENS[64:70])
