@@ -140,8 +140,8 @@ def step(rows: Rows, run: Run, method: str, n_ctx_train: int, held: float = 1.0,
     times = np.empty((len(OPS), run.n_repeat))
     op, name = _op_args(rows, run, keep), ffi.new("char[]", method.encode())
     args = ffi.new("lctx_step_run_args *", {
-        "op": op, "method": name, "n_ctx_train": n_ctx_train, "held_share": held,
-        "open_share": unvoted, "times": _pointer(times),
+        "op": op, "method": name, "n_ctx_train": n_ctx_train, "held_fraction": held,
+        "open_fraction": unvoted, "times": _pointer(times),
     })  # fmt: skip
     call(lib.lctx_step_run, args)
     by_op = {op: row.tolist() for op, row in zip(OPS, times, strict=True)}

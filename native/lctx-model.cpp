@@ -72,15 +72,15 @@ const char * lctx_type_name(int32_t type) {
 
 // ---- model ----
 
-// llama.cpp reads one share for every device that there is; all zero: by free memory.
+// llama.cpp reads one fraction for every device that there is; all zero: by free memory.
 static std::vector<float> tensor_split(const lctx_model_params & params, size_t n_device) {
     if (params.n_tensor_split < 0 || (size_t)params.n_tensor_split > n_device) {
-        throw lctx_refusal("tensor_split has " + std::to_string(params.n_tensor_split) + " shares, at most " + std::to_string(n_device));
+        throw lctx_refusal("tensor_split has " + std::to_string(params.n_tensor_split) + " fractions, at most " + std::to_string(n_device));
     }
     std::vector<float> split(params.tensor_split, params.tensor_split + (params.tensor_split ? params.n_tensor_split : 0));
-    for (float share : split) {
-        if (!(share >= 0.0f && std::isfinite(share))) {
-            throw lctx_refusal("tensor_split has the share " + std::to_string(share) + "; shares are 0 or more");
+    for (float fraction : split) {
+        if (!(fraction >= 0.0f && std::isfinite(fraction))) {
+            throw lctx_refusal("tensor_split has the fraction " + std::to_string(fraction) + "; fractions are 0 or more");
         }
     }
     split.resize(n_device);

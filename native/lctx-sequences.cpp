@@ -174,12 +174,12 @@ int32_t lctx_context_select_from(lctx_context * ctx, int32_t from) {
     });
 }
 
-int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double share) {
+int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double fraction) {
     return guarded(ctx, {seq}, [&] {
-        if (!(share > 0.0 && share <= 1.0)) {
-            throw lctx_refusal("the share of rows that stay is above 0 and at most 1, not " + std::to_string(share));
+        if (!(fraction > 0.0 && fraction <= 1.0)) {
+            throw lctx_refusal("the fraction of rows that stay is above 0 and at most 1, not " + std::to_string(fraction));
         }
-        return with_method(ctx, NO_COMPRESSION).cache().compress(seq, share);
+        return with_method(ctx, NO_COMPRESSION).cache().compress(seq, fraction);
     });
 }
 

@@ -82,7 +82,7 @@ typedef struct lctx_model_params {
     int32_t vocab_only;
     int32_t use_mmap;
     int32_t use_mlock;
-    const float * tensor_split;  // [n_tensor_split] shares of the devices, in their order; NULL: by free memory
+    const float * tensor_split;  // [n_tensor_split] fractions of the devices, in their order; NULL: by free memory
     int32_t n_tensor_split;
     const char * rpc_servers;  // "host:port,host:port" whose devices come before the GPUs of this machine, or NULL
     int32_t dry;               // 1: the weights get no memory; for lctx_estimate, contexts and adapters are refused
@@ -274,10 +274,10 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 // lctx_context_error says why.
 int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on);
 
-// Keep of all layers and KV heads together the rows with the largest votes: so large a share, above 0 and at most 1, of what a full cache
+// Keep of all layers and KV heads together the rows with the largest votes: so large a fraction, above 0 and at most 1, of what a full cache
 // holds of the text. The pages behind them are free, and the replay is over. Positions before the end of the text cannot be cut back to.
 // 1 done, 0 refused and nothing changed: lctx_context_error says why.
-int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double share);
+int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double fraction);
 
 // Forget all other sequences.
 void lctx_seq_keep(lctx_context * ctx, int32_t seq);

@@ -160,7 +160,7 @@ def run_layer(
         keep |= {"op": op, "method": ffi.new("char[]", spec.encode())}
         sizes = {"n_ctx_train": n_ctx_train, "n_ubatch": n_ubatch, "n_read_max": n_read}
         if isinstance(getattr(case, "rule", None), Kvzip) and Kvzip.name in spec:
-            sizes |= {"n_text": case.rule.n_text, "share": case.rule.share}
+            sizes |= {"n_text": case.rule.n_text, "fraction": case.rule.share}
         args = ffi.new("lctx_layer_run_args *", sizes | keep)
         call(lib.lctx_layer_run, args)
     assert np.isin(run.held, (0, 1)).all(), "held must be 0 or 1 everywhere"
@@ -260,7 +260,7 @@ def run_step(case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 
     with _op_args(case, step, out, None, sizes) as op:
         pointers = {"op": op, "method": ffi.new("char[]", spec.encode()), "times": _pointer(times),
                     "fill_q": _pointer(x.q if fill_q else None)}  # fmt: skip
-        settings = {"n_ctx_train": n_ctx_train, "held_share": held, "open_share": unvoted}
+        settings = {"n_ctx_train": n_ctx_train, "held_fraction": held, "open_fraction": unvoted}
         args = ffi.new("lctx_step_run_args *", pointers | settings)
         call(lib.lctx_step_run, args)
     by_op = [dict(zip(names, values, strict=True)) for values in (times, args.bytes, args.flops)]

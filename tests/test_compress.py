@@ -398,7 +398,7 @@ def test_a_replay_is_taken_back_before_rows_leave(lib, open_session):
     assert session.remove_tail(40)
     for share in (0.0, -1.0, 1.5, float("nan")):
         assert not lib.lctx_seq_compress(session.ctx, 0, share)
-        assert "share" in session.error
+        assert "fraction" in session.error
     assert lib.lctx_seq_compress(session.ctx, 0, 0.5), session.error
     assert not lib.lctx_seq_compress(session.ctx, 0, 0.5)
     assert lib.lctx_seq_replay(session.ctx, 7, 1) == lib.LCTX_INVALID

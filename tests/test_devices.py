@@ -254,8 +254,8 @@ def test_llama_on_two_servers(embedded_model, endpoints):
     ({"rpc_servers": "localhost:99999"}, "servers are given as host:port"),
     ({"rpc_servers": "localhost:1,"}, "servers are given as host:port"),
     ({"rpc_servers": "nobody.invalid:50052"}, "the host is not known"),
-    ({"tensor_split": [1.0] * 17}, "tensor_split has 17 shares, at most 16"),
-    ({"tensor_split": [-1.0]}, "shares are 0 or more"),
+    ({"tensor_split": [1.0] * 17}, "tensor_split has 17 fractions, at most 16"),
+    ({"tensor_split": [-1.0]}, "fractions are 0 or more"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(embedded_model, where, message):
     with pytest.raises(InvalidInput, match=message):

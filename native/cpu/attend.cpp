@@ -13,12 +13,12 @@ namespace {
 struct plan : lctx_tiling {
     int dim_v;  // padded to vector width
     int64_t n_tile = 0;
-    int n_split = 1;  // parts of a tile's blocks
-    int n_piece = 1;  // of a segment, where parts end at fixed cells
+    int n_split = 1;  // of a tile's blocks
+    int n_piece = 1;  // of a segment, where splits end at fixed cells
 
     static constexpr int JOBS = 24;                  // at least, where the rows allow it
-    static constexpr int SPLIT_ROWS = 256;           // of a part, at least
-    static constexpr int PIECE_BLOCKS = 8;           // of a part that ends at fixed cells
+    static constexpr int SPLIT_ROWS = 256;           // of a split, at least
+    static constexpr int PIECE_BLOCKS = 8;           // of a split that ends at fixed cells
     static constexpr size_t PIECES_SIZE = 32 << 20;  // of the states of those that threads share, at most
 
     explicit plan(const lctx_attend_args & a) : lctx_tiling(a), dim_v(lctx_round_up(a.head_dim_v, LCTX_VL)) {}
@@ -56,7 +56,7 @@ struct plan : lctx_tiling {
     int64_t least_tiles(const lctx_attend_args & a) const {
         return (int64_t)a.n_head_kv * n_head_tile * lctx_ceil_div(a.n_tokens, token_block);
     }
-    // Where parts end at fixed cells, all of them wait until they are merged. Where they would be too many, a tile has one thread.
+    // Where splits end at fixed cells, all of them wait until they are merged. Where they would be too many, a tile has one thread.
     size_t pieces_size(const lctx_attend_args & a) const {
         const int64_t n_tile_most = std::min<int64_t>(JOBS, (int64_t)a.n_head_kv * n_head_tile * a.n_tokens);
         const int64_t n_block = (int64_t)a.cache.table.head_stride << a.cache.table.shift >> LCTX_PAGE_SHIFT;
@@ -75,7 +75,7 @@ struct plan : lctx_tiling {
     size_t partial_size(const lctx_attend_args & a) const {
         return a.params.fixed ? (shares_pieces(a) ? pieces_size(a) : 0) : (size_t)2 * JOBS * state_size() * sizeof(float);
     }
-    // What the tiles read is looked up once for all their parts.
+    // What the tiles read is looked up once for all their splits.
     size_t shared_spans_size(const lctx_attend_args & a) const {
         return least_tiles(a) < JOBS ? JOBS * GGML_PAD(lctx_spans::size(a, *this), LCTX_CACHE_LINE) : 0;
     }
@@ -192,14 +192,14 @@ void attend_tile(const lctx_attend_args & a, const plan & g, const lctx_tile & t
     w.turned.fill(a, tile);
     st.clear(lctx_round_up(tile.n_column, LCTX_VL));
     const int64_t n_block = spans.n_block();
-    const int part_first = (int)(n_block * split / g.n_split), part_end = (int)(n_block * (split + 1) / g.n_split);
-    if (part_first == part_end) {
+    const int split_first = (int)(n_block * split / g.n_split), split_end = (int)(n_block * (split + 1) / g.n_split);
+    if (split_first == split_end) {
         return;
     }
-    const int first_span = spans.span_of(part_first);
+    const int first_span = spans.span_of(split_first);
     int at = spans.n_before[first_span];  // blocks of the spans before
-    lctx_each_span(a, g, tile.head_kv, spans, first_span, spans.span_from(part_end), [&](const lctx_span & span) {
-        const int first = std::max(part_first - at, 0), end = std::min(part_end - at, span.n_block());
+    lctx_each_span(a, g, tile.head_kv, spans, first_span, spans.span_from(split_end), [&](const lctx_span & span) {
+        const int first = std::max(split_first - at, 0), end = std::min(split_end - at, span.n_block());
         if (first < end && span.is_chunk && lctx_is_sparse(a, tile)) {
             lctx_attend_sparse(a, tile, span, first, end, w.turned, st, w.sparse);
         } else if (first < end) {
@@ -259,7 +259,7 @@ static void attend_whole(const ggml_compute_params * params, const lctx_attend_a
 }
 
 // Parts of tiles, whose states are merged.
-static void attend_parts(const ggml_compute_params * params, const lctx_attend_args & args, const plan & g, const scratch & w,
+static void attend_splits(const ggml_compute_params * params, const lctx_attend_args & args, const plan & g, const scratch & w,
                          float * partials, char * shared) {
     for (int64_t index = params->ith; index < g.n_tile; index += params->nth) {
         lctx_invert(args, g, g.tile(index), g.shared_spans(args, shared, index));
@@ -294,6 +294,6 @@ void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args 
     if (g.n_split == 1) {
         attend_whole(params, args, g, w);
     } else {
-        attend_parts(params, args, g, w, partials, shared);
+        attend_splits(params, args, g, w, partials, shared);
     }
 }

@@ -100,13 +100,13 @@ static inline int lctx_pick_open(const lctx_retain & r, lctx_held held, int32_t 
     return n_picked;
 }
 
-// Blocks of cells are dealt to the parts of a head's work, so that each cell has one writer: the first block from `block` on that is this
-// part's.
+// Blocks of cells are dealt to the splits of a head's work, so that each cell has one writer: the first block from `block` on that is this
+// split's.
 static inline int lctx_first_mine(int block, int split, int n_split) {
     return block + (split - block % n_split + n_split) % n_split;
 }
 
-// Keep the scores from before the ubatch for the sequences that vote: the part's own blocks.
+// Keep the scores from before the ubatch for the sequences that vote: the split's own blocks.
 static inline void lctx_keep_scores(const lctx_cache_args & cache, const lctx_voter * voters, int n_tokens, int head_kv, int split,
                                     int n_split) {
     for (int i = 0; i < n_tokens; i++) {

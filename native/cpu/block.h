@@ -23,8 +23,8 @@ struct lctx_states {
         std::fill_n(l, n, 0.0f);
         std::fill_n(o, (size_t)n * dim_v, 0.0f);
     }
-    void merge(int column, const lctx_states & part) const {
-        lctx_softmax_merge(m[column], l[column], out(column), part.m[column], part.l[column], part.out(column), dim_v);
+    void merge(int column, const lctx_states & partial) const {
+        lctx_softmax_merge(m[column], l[column], out(column), partial.m[column], partial.l[column], partial.out(column), dim_v);
     }
 };
 

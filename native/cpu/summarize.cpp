@@ -202,12 +202,12 @@ void mean_key(const lctx_summarize_args & a, const scratch & w, float * mean) {
 // differ by.
 void variance(const lctx_summarize_args & a, const scratch & w, const float * mean, int without, float * dst) {
     const int dim = a.head_dim_k, size = a.params.chunk_size;
-    const float share = 0.5f * a.params.scale * a.params.scale / (float)(size - 1);
+    const float factor = 0.5f * a.params.scale * a.params.scale / (float)(size - 1);
     std::fill_n(dst, dim, 0.0f);
     for (int i = 0; i < size; i++) {
         for (int d = 0; i != without && d < dim; d++) {
             const float x = w.k[(size_t)i * dim + d] - mean[d];
-            dst[d] += share * x * x;
+            dst[d] += factor * x * x;
         }
     }
 }

@@ -12,10 +12,10 @@ namespace {
 constexpr int JOBS_PER_THREAD = 4;
 
 // Which jobs of a KV head there are: every n_split-th block of cells.
-struct share {
-    int split, n_split;
+struct split {
+    int index, n_split;
 
-    int first(int block) const { return lctx_first_mine(block, split, n_split); }
+    int first(int block) const { return lctx_first_mine(block, index, n_split); }
     // Whether any of cells [lo, hi) is here.
     bool has(int lo, int hi) const { return lo < hi && first(lo / LCTX_BLOCK) * LCTX_BLOCK < hi; }
 };
@@ -49,12 +49,12 @@ bool any_votes(const lctx_vote_args & v, int token0, int n_token) {
     return std::any_of(v.voters + token0, v.voters + token0 + n_token, [](const lctx_voter & voter) { return voter.votes != 0; });
 }
 
-// f(picked, n) for the open cells of a span that are this part's, up to LCTX_BLOCK at a time: few of a page may be open, and a product
+// f(picked, n) for the open cells of a span that are this split's, up to LCTX_BLOCK at a time: few of a page may be open, and a product
 // with few rows is not worth its name.
-template <typename F> void each_open(const lctx_vote_args & v, const lctx_span & span, int32_t border, const share & part, F && f) {
+template <typename F> void each_open(const lctx_vote_args & v, const lctx_span & span, int32_t border, const split & mine, F && f) {
     int32_t picked[2 * LCTX_BLOCK];
     int n = 0;
-    for (int block = part.first(span.first_block()); block * LCTX_BLOCK < span.hi; block += part.n_split) {
+    for (int block = mine.first(span.first_block()); block * LCTX_BLOCK < span.hi; block += mine.n_split) {
         const int cell = span.block_lo(block);
         n += lctx_pick_open(v.retain, span.cells.held, border, cell, span.block_hi(block) - cell, picked + n);
         if (n >= LCTX_BLOCK) {
@@ -99,12 +99,12 @@ void load_readers(const lctx_vote_args & v, const lctx_tile & tile, const lctx_s
     span.load_queries(a, tile, columns, w.rotated);
 }
 
-void vote_span(const lctx_vote_args & v, const lctx_tile & tile, const lctx_span & span, const scratch & w, const share & part) {
+void vote_span(const lctx_vote_args & v, const lctx_tile & tile, const lctx_span & span, const scratch & w, const split & mine) {
     const lctx_attend_args & a = v.attend;
     const lctx_columns columns(w.queries, span.n, a.head_dim_k);
     const int32_t border = v.retain.border(v.voters[tile.token0].row);  // of all tokens: no ubatch crosses one
     bool loaded = false;
-    each_open(v, span, border, part, [&](const int32_t * picked, int n) {
+    each_open(v, span, border, mine, [&](const int32_t * picked, int n) {
         if (!loaded) {
             load_readers(v, tile, span, columns, w);
             loaded = true;
@@ -122,29 +122,29 @@ lctx_tile tile_of(const lctx_tiling & t, int head_kv, int index) {
 }
 
 void vote_tile(const lctx_vote_args & v, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans, const scratch & w,
-               const share & part) {
+               const split & mine) {
     for (int i = 0; i < spans.n; i++) {
-        if (part.has(spans.lo[i], spans.hi[i])) {
-            lctx_each_span(v.attend, t, tile.head_kv, spans, i, i + 1, [&](const lctx_span & span) { vote_span(v, tile, span, w, part); });
+        if (mine.has(spans.lo[i], spans.hi[i])) {
+            lctx_each_span(v.attend, t, tile.head_kv, spans, i, i + 1, [&](const lctx_span & span) { vote_span(v, tile, span, w, mine); });
         }
     }
 }
 
 // The tiles of a KV head, in the order of their tokens; the job looks up what they read.
 void vote_head(const lctx_vote_args & v, const lctx_tiling & t, int head_kv, const lctx_spans & spans, const scratch & w,
-               const share & part) {
+               const split & mine) {
     for (int i = 0; i < t.tiles_per_head(); i++) {
         const lctx_tile tile = tile_of(t, head_kv, i);
         if (any_votes(v, tile.token0, tile.n_token)) {
             lctx_invert(v.attend, t, tile, spans);
-            vote_tile(v, t, tile, spans, w, part);
+            vote_tile(v, t, tile, spans, w, mine);
         }
     }
 }
 
 // How the work is cut, and buffers of what tiles read.
 struct plan : lctx_tiling {
-    int n_split;    // parts of a KV head
+    int n_split;    // of a KV head
     bool together;  // they share what a tile reads: where nothing is chosen it has few spans
     int n_buffer;   // one for each KV head then, else for each thread
     size_t buffer_size;
@@ -159,10 +159,10 @@ struct plan : lctx_tiling {
     lctx_spans spans(char * buffers, int i) const { return {buffers + i * buffer_size, *this}; }
 };
 
-// f(KV head, part): the jobs of all KV heads, taken by threads as they come. Between barriers.
+// f(KV head, mine): the jobs of all KV heads, taken by threads as they come. Between barriers.
 template <typename F> void each_job(const ggml_compute_params * params, int n_head_kv, int n_split, F && f) {
     for (int job = params->ith; job < n_head_kv * n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        f(job / n_split, share{job % n_split, n_split});
+        f(job / n_split, split{job % n_split, n_split});
     }
 }
 
@@ -182,7 +182,7 @@ void vote_together(const ggml_compute_params * params, const lctx_vote_args & v,
         }
         ggml_barrier(params->threadpool);
         each_job(params, n_head_kv, g.n_split,
-                 [&](int head, const share & part) { vote_tile(v, g, tile_of(g, head, i), g.spans(buffers, head), w, part); });
+                 [&](int head, const split & mine) { vote_tile(v, g, tile_of(g, head, i), g.spans(buffers, head), w, mine); });
         ggml_barrier(params->threadpool);
     }
 }
@@ -207,17 +207,17 @@ void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & ar
     }
     ggml_barrier(params->threadpool);
     g.use_cut(cut);
-    const auto keep_scores = [&](int head, const share & part) {
-        lctx_keep_scores(a.cache, args.voters, a.n_tokens, head, part.split, part.n_split);
+    const auto keep_scores = [&](int head, const split & mine) {
+        lctx_keep_scores(a.cache, args.voters, a.n_tokens, head, mine.index, mine.n_split);
     };
     if (g.together) {
         each_job(params, a.n_head_kv, g.n_split, keep_scores);
         ggml_barrier(params->threadpool);  // before jobs are numbered again
         vote_together(params, args, g, w, buffers);
     } else {
-        each_job(params, a.n_head_kv, g.n_split, [&](int head, const share & part) {
-            keep_scores(head, part);
-            vote_head(args, g, head, g.spans(buffers, params->ith), w, part);
+        each_job(params, a.n_head_kv, g.n_split, [&](int head, const split & mine) {
+            keep_scores(head, mine);
+            vote_head(args, g, head, g.spans(buffers, params->ith), w, mine);
         });
     }
 }

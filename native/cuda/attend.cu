@@ -1,9 +1,9 @@
-// *attend* on the tensor cores: a block of threads is a tile of 16 (decode) or more (prefill) columns of one KV head, and a part of what it
-// reads. Rows become f16 in shared memory; the next rows are on their way while these are read. Parts are merged by a second kernel.
+// *attend* on the tensor cores: a block of threads is a tile of 16 (decode) or more (prefill) columns of one KV head, and a split of what it
+// reads. Rows become f16 in shared memory; the next rows are on their way while these are read. Partial states are merged by a second kernel.
 #include "blocks.h"
 #include "decode.h"
 #include "hadamard.h"
-#include "parts.h"
+#include "partial-states.h"
 
 namespace {
 
@@ -43,7 +43,7 @@ template <typename S> __device__ void load_queries(const lctx_attend_args & a, c
 }
 
 // The states of the warps that share columns become one; thread by dimensions.
-template <typename S> __device__ void merge_warps(const lctx_attend_args & a, const lctx_cuda_tile & t, const lctx_attend_parts & part,
+template <typename S> __device__ void merge_warps(const lctx_attend_args & a, const lctx_cuda_tile & t, const lctx_partial_states & partial,
                                                   int split, const flash<S> & f, float * states) {
     float * mine = states + lctx_warp() * S::COLUMNS * S::STATE;
     f.each_result([&](int c, int d, float m, float l, float o0, float o1) {
@@ -58,7 +58,7 @@ template <typename S> __device__ void merge_warps(const lctx_attend_args & a, co
         const int c = i / (S::DIM / 2), d = i % (S::DIM / 2) * 2;
         const float * of_column = states + c * S::STATE;
         const lctx_attend_state s = lctx_merge_states(of_column, S::ROW_WARPS, S::COLUMNS * S::STATE, d);
-        part.write(a, split, t.token(c), t.head(c), d, s);
+        partial.write(a, split, t.token(c), t.head(c), d, s);
     }
 }
 
@@ -169,7 +169,7 @@ template <typename S, bool F16> __device__ __forceinline__ int attend_whole(cons
 }
 
 template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
-    attend(const lctx_attend_args a, const lctx_attend_stages st, const lctx_attend_parts part, const lctx_cuda_plan plan, int first) {
+    attend(const lctx_attend_args a, const lctx_attend_stages st, const lctx_partial_states partial, const lctx_cuda_plan plan, int first) {
     const int side = (int)blockIdx.x, head_kv = (int)blockIdx.y;
     const lctx_cuda_tile t(a, lctx_cuda_tiling(a, S::COLUMNS), first + side, head_kv);
     char * shared = lctx_shared();
@@ -188,7 +188,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     flash<S> f;
     f.clear();
     queries<S> mine;
-    lctx_attend_walker<S> walk = {a, t, m, {(int)blockIdx.z, part.n_split}, nullptr, 0};
+    lctx_attend_walker<S> walk = {a, t, m, {(int)blockIdx.z, partial.n_split}, nullptr, 0};
     if (plan.data) {
         walk.pieces = plan.pieces(side, head_kv), walk.n_chunk_block = plan.count(side, head_kv) / S::PIECES;
     }
@@ -212,11 +212,11 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     for (int i = 0, loaded = -1; now.valid; i++) {
         if constexpr (S::DIM <= 128) {  // wider ones have no registers for it
             if (now.buffer == loaded && st.ahead > 0) {
-                const int n = attend_whole<S, F16>(r, m.span[now.buffer], now.block, part.n_split, i, mine, f);
+                const int n = attend_whole<S, F16>(r, m.span[now.buffer], now.block, partial.n_split, i, mine, f);
                 if (n > 0) {
                     i += n;
-                    now = walk.at(now.buffer, now.block + n * part.n_split);
-                    next = walk.at(now.buffer, now.block + part.n_split);
+                    now = walk.at(now.buffer, now.block + n * partial.n_split);
+                    next = walk.at(now.buffer, now.block + partial.n_split);
                 }
             }
         }
@@ -254,24 +254,24 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     f.finish();
     if constexpr (S::ROW_WARPS > 1) {
         __syncthreads();
-        merge_warps<S>(a, t, part, (int)blockIdx.z, f, (float *)shared);
+        merge_warps<S>(a, t, partial, (int)blockIdx.z, f, (float *)shared);
     } else {
         const int column0 = S::column0(), dim0 = S::dim0();
         f.each_result([&](int c, int d, float m, float l, float o0, float o1) {
             if (column0 + c < t.n_column()) {
-                part.write(a, (int)blockIdx.z, t.token(column0 + c), t.head(column0 + c), dim0 + d, {m, l, o0, o1});
+                partial.write(a, (int)blockIdx.z, t.token(column0 + c), t.head(column0 + c), dim0 + d, {m, l, o0, o1});
             }
         });
     }
 }
 
 // A block of threads for a (token, head).
-__global__ void merge(const lctx_attend_args a, const lctx_attend_parts part) {
+__global__ void merge(const lctx_attend_args a, const lctx_partial_states partial) {
     const int token = (int)blockIdx.x / a.n_head, head = (int)blockIdx.x % a.n_head;
     const size_t at = (size_t)token * a.n_head + head;
     for (int d = 2 * (int)threadIdx.x; d < a.head_dim_v; d += 2 * (int)blockDim.x) {
-        const lctx_attend_state s = lctx_merge_states(part.of(a, 0, token, head), part.n_split, lctx_attend_parts::n_float(a), d);
-        lctx_attend_parts{1, nullptr}.write(a, 0, token, head, d, s);
+        const lctx_attend_state s = lctx_merge_states(partial.of(a, 0, token, head), partial.n_split, lctx_partial_states::n_float(a), d);
+        lctx_partial_states{1, nullptr}.write(a, 0, token, head, d, s);
     }
     __syncthreads();
     if (a.params.hadamard.v != 0 && lctx_warp() == 0) {
@@ -296,18 +296,18 @@ template <typename S> int n_side(const lctx_cuda_device & device, const lctx_att
     return lctx_cuda_plan::has_chunks(a) ? lctx_min(n_tile, (int)lctx_div_up(2 * device.n_multiprocessor, a.n_head_kv)) : n_tile;
 }
 
-// Bytes of the parts, behind which the plans stand.
-template <typename S> size_t parts_size(const lctx_cuda_device & device, const lctx_attend_args & a) {
-    return lctx_div_up(lctx_attend_parts::size(a, n_split<S>(device, a)), 256) * 256;
+// Bytes of the partial states, after which the plans stand.
+template <typename S> size_t partial_size(const lctx_cuda_device & device, const lctx_attend_args & a) {
+    return lctx_div_up(lctx_partial_states::size(a, n_split<S>(device, a)), 256) * 256;
 }
 
 template <typename S> lctx_cuda_plan plan_of(const lctx_cuda_device & device, const lctx_attend_args & a, char * work) {
-    return {a, S::COLUMNS, S::PIECES, n_side<S>(device, a), work + parts_size<S>(device, a)};
+    return {a, S::COLUMNS, S::PIECES, n_side<S>(device, a), work + partial_size<S>(device, a)};
 }
 
 template <typename S, bool F16> void launch(const lctx_cuda_queue & queue, const lctx_attend_args & a) {
     const lctx_attend_stages st = lctx_attend_stages::of<S, F16>(queue.device, a);
-    const lctx_attend_parts part = {n_split<S>(queue.device, a), (float *)queue.work};
+    const lctx_partial_states partial = {n_split<S>(queue.device, a), (float *)queue.work};
     lctx_cuda_plan plan = plan_of<S>(queue.device, a, queue.work);
     const int n_tile = lctx_cuda_tiling(a, S::COLUMNS).n_tile();
     for (int first = 0; first < n_tile; first += plan.n_tile) {
@@ -315,10 +315,10 @@ template <typename S, bool F16> void launch(const lctx_cuda_queue & queue, const
         if (plan.data) {
             lctx_cuda_make_plans(queue, a, plan, S::COLUMNS, first);
         }
-        const dim3 grid(plan.n_tile, a.n_head_kv, part.n_split);
-        lctx_launch(attend<S, F16>, grid, S::THREADS, st.template n_shared<S>(), queue.stream, a, st, part, plan, first);
+        const dim3 grid(plan.n_tile, a.n_head_kv, partial.n_split);
+        lctx_launch(attend<S, F16>, grid, S::THREADS, st.template n_shared<S>(), queue.stream, a, st, partial, plan, first);
     }
-    lctx_cuda_finish_attend(queue, a, part);
+    lctx_cuda_finish_attend(queue, a, partial);
 }
 
 // f(shape) with the shape of these arguments.
@@ -331,10 +331,10 @@ template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
 
 }  // namespace
 
-void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_attend_parts & part) {
+void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_partial_states & partial) {
     const dim3 grid(a.n_tokens * a.n_head);
-    if (part.n_split > 1) {
-        lctx_launch(merge, grid, 2 * LCTX_WARP, 0, queue.stream, a, part);
+    if (partial.n_split > 1) {
+        lctx_launch(merge, grid, 2 * LCTX_WARP, 0, queue.stream, a, partial);
     } else if (a.params.hadamard.v != 0) {
         lctx_launch(transform_back, grid, LCTX_WARP, 0, queue.stream, a);
     }
@@ -347,7 +347,7 @@ size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend
     size_t size = 0;
     with_shape(args, [&](auto s) {
         using S = decltype(s);
-        size = parts_size<S>(device, args) + plan_of<S>(device, args, nullptr).size(args);
+        size = partial_size<S>(device, args) + plan_of<S>(device, args, nullptr).size(args);
     });
     return size;
 }

@@ -222,7 +222,7 @@ template <typename S> struct lctx_attend_walker {
     const lctx_attend_args & a;
     const lctx_cuda_tile & t;
     typename S::memory & m;
-    lctx_cuda_share share;
+    lctx_cuda_split split;
     const lctx_cuda_piece * pieces;  // of the plan of this tile
     int n_chunk_block;               // blocks of them
     // the first warp knows
@@ -233,12 +233,12 @@ template <typename S> struct lctx_attend_walker {
 
     __device__ static int first(const lctx_cuda_span & s) { return s.lo < s.hi ? s.lo / S::ROWS : 0; }
     __device__ static int end(const lctx_cuda_span & s) { return s.lo < s.hi ? (s.hi + S::ROWS - 1) / S::ROWS : 0; }
-    // The block of this part from `block` on.
-    __device__ int from(const lctx_cuda_span & s, int block) const { return share.next(block, s.n_before + block - first(s)); }
-    // The block of this part after p; all threads call. One barrier for a span: what it replaces is not read any more.
+    // The block of this split from `block` on.
+    __device__ int from(const lctx_cuda_span & s, int block) const { return split.next(block, s.n_before + block - first(s)); }
+    // The block of this split after p; all threads call. One barrier for a span: what it replaces is not read any more.
     __device__ lctx_attend_place next(lctx_attend_place p) {
         if (p.valid) {
-            const int block = p.block + share.n_split;
+            const int block = p.block + split.n_split;
             if (block < end(m.span[p.buffer])) {
                 return at(p.buffer, block);
             }
@@ -255,7 +255,7 @@ template <typename S> struct lctx_attend_walker {
         const lctx_cuda_span & s = m.span[buffer];
         return {buffer, block, true, lctx_page_of(a.cache.table, lctx_max(s.lo, block * S::ROWS), t.head_kv, s.seq)};
     }
-    // The next run with a block of this part, if there is one: the others are left out without a barrier.
+    // The next run with a block of this split, if there is one: the others are left out without a barrier.
     __device__ bool look_up_run(int to) {
         for (;;) {
             lctx_cuda_span s = runs.next(a, t, m, to);
@@ -270,9 +270,9 @@ template <typename S> struct lctx_attend_walker {
             }
         }
     }
-    // The next block of pieces of this part, which is a span of its own; not valid: there is none.
+    // The next block of pieces of this split, which is a span of its own; not valid: there is none.
     __device__ void look_up_chunks(int to) {
-        chunk_block = chunk_block < 0 ? share.next(0, n_before) : chunk_block + share.n_split;
+        chunk_block = chunk_block < 0 ? split.next(0, n_before) : chunk_block + split.n_split;
         lctx_cuda_span s = {};
         s.valid = chunk_block < n_chunk_block, s.by_chunk = 1;
         if (!s.valid) {

@@ -19,7 +19,7 @@ static __device__ inline void lctx_put_block(float x, char * block) {
 struct lctx_channels {
     const lctx_summarize_args & a;
     const lctx_completed & c;
-    lctx_sharing share;
+    lctx_sharing threads;
     float * parts;    // 8 floats per thread
     float * summary;  // [LCTX_MOST_PARTS*head_dim]; while moments are computed, it begins with the mean of all keys
     int * picked;     // the key farthest from that
@@ -28,19 +28,19 @@ struct lctx_channels {
         return (8 * n_thread + LCTX_MOST_PARTS * a.head_dim_k + 1) * sizeof(float);
     }
     __device__ lctx_channels(const lctx_summarize_args & a, const lctx_completed & c)
-        : a(a), c(c), share(a.head_dim_k), parts((float *)lctx_shared()) {
+        : a(a), c(c), threads(a.head_dim_k), parts((float *)lctx_shared()) {
         summary = parts + 8 * blockDim.x;
-        picked = (int *)(summary + LCTX_MOST_PARTS * share.dim);
+        picked = (int *)(summary + LCTX_MOST_PARTS * threads.dim);
     }
 
     // f(element, value) for the keys but number `without` and channels of this thread, the element of 8.
     template <typename F> __device__ void each_key(F && f, int without = -1) const {
-        for (int row = share.row; share.works() && row < a.params.chunk_size; row += share.n_row) {
+        for (int row = threads.row; threads.works() && row < a.params.chunk_size; row += threads.n_row) {
             if (row == without) {
                 continue;
             }
             float x[8];
-            lctx_key_8(a, c, row, share.d, x);
+            lctx_key_8(a, c, row, threads.d, x);
             for (int i = 0; i < 8; i++) {
                 f(i, x[i]);
             }
@@ -60,7 +60,7 @@ struct lctx_channels {
     __device__ void put() const {
         char * dst = lctx_summary_row(a, c, c.head_kv);
         const lctx_summary_kind kind = lctx_summary_kind_of(a.params.representation);
-        const int n = kind.n_part * share.dim, n_warp = (int)blockDim.x / LCTX_WARP;
+        const int n = kind.n_part * threads.dim, n_warp = (int)blockDim.x / LCTX_WARP;
         if (a.summary_type == GGML_TYPE_Q8_0) {
             constexpr int SIZE = lctx_cuda_q8_0::SIZE;
             for (int block = lctx_warp(); block < n / LCTX_WARP; block += n_warp) {
@@ -68,7 +68,7 @@ struct lctx_channels {
             }
         } else {
             for (int d = (int)threadIdx.x; d < n; d += (int)blockDim.x) {
-                ((uint16_t *)dst)[d] = lctx_to_half(summary[d], !kind.has_bounds ? 0 : d < share.dim ? 1 : -1);
+                ((uint16_t *)dst)[d] = lctx_to_half(summary[d], !kind.has_bounds ? 0 : d < threads.dim ? 1 : -1);
             }
         }
         __syncthreads();
@@ -79,25 +79,25 @@ struct lctx_channels {
             most[i] = -INFINITY, least[i] = INFINITY;
         }
         each_key([&](int i, float x) { most[i] = fmaxf(most[i], x), least[i] = fminf(least[i], x); });
-        share.reduce(most, parts, [](float x, float y) { return fmaxf(x, y); }, [&](int d, float x) { summary[d] = x; });
-        share.reduce(least, parts, [](float x, float y) { return fminf(x, y); }, [&](int d, float x) { summary[share.dim + d] = x; });
+        threads.reduce(most, parts, [](float x, float y) { return fmaxf(x, y); }, [&](int d, float x) { summary[d] = x; });
+        threads.reduce(least, parts, [](float x, float y) { return fminf(x, y); }, [&](int d, float x) { summary[threads.dim + d] = x; });
     }
     __device__ static float add(float x, float y) { return x + y; }
     __device__ __forceinline__ void mean() const {
         float sum[8] = {};
         each_key([&](int i, float x) { sum[i] += x; });
-        share.reduce(sum, parts, add, [&](int d, float x) { summary[d] = x / (float)a.params.chunk_size; });
+        threads.reduce(sum, parts, add, [&](int d, float x) { summary[d] = x / (float)a.params.chunk_size; });
     }
     // The first of the keys that are farthest from the mean of all, after the moments of the others.
     __device__ __forceinline__ void outlier() const {
         mean();
         find_outlier();
-        for (int d = (int)threadIdx.x * 8; d < share.dim; d += (int)blockDim.x * 8) {
+        for (int d = (int)threadIdx.x * 8; d < threads.dim; d += (int)blockDim.x * 8) {
             float x[8];
             lctx_key_8(a, c, *picked, d, x);
             for (int i = 0; i < 8; i++) {
                 summary[d + i] += (summary[d + i] - x[i]) / (float)(a.params.chunk_size - 1);
-                summary[2 * share.dim + d + i] = x[i];
+                summary[2 * threads.dim + d + i] = x[i];
             }
         }
         __syncthreads();
@@ -112,29 +112,29 @@ struct lctx_channels {
         float squares[8] = {};
         each_key(
             [&](int i, float x) {
-                const float difference = x - summary[share.d + i];
+                const float difference = x - summary[threads.d + i];
                 squares[i] += difference * difference;
             },
             without);
-        share.reduce(squares, parts, add, [&](int d, float x) { summary[share.dim + d] = x * factor; });
+        threads.reduce(squares, parts, add, [&](int d, float x) { summary[threads.dim + d] = x * factor; });
     }
     // *picked: thread 0 compares n_row distances at a time, each the sum of dim / 8 parts.
     __device__ __forceinline__ void find_outlier() const {
-        const int n_part = share.dim / 8;
+        const int n_part = threads.dim / 8;
         float most = -1.0f;
-        for (int row0 = 0; row0 < a.params.chunk_size; row0 += share.n_row) {
-            const bool works = share.works() && row0 + share.row < a.params.chunk_size;
+        for (int row0 = 0; row0 < a.params.chunk_size; row0 += threads.n_row) {
+            const bool works = threads.works() && row0 + threads.row < a.params.chunk_size;
             float x[8] = {}, distance = 0.0f;
             if (works) {
-                lctx_key_8(a, c, row0 + share.row, share.d, x);
+                lctx_key_8(a, c, row0 + threads.row, threads.d, x);
             }
             for (int i = 0; i < 8; i++) {
-                const float difference = x[i] - summary[share.d + i];
+                const float difference = x[i] - summary[threads.d + i];
                 distance += difference * difference;
             }
             parts[threadIdx.x] = distance;  // of a thread that does not work nobody reads it
             __syncthreads();
-            for (int row = 0; threadIdx.x == 0 && row < lctx_min(share.n_row, a.params.chunk_size - row0); row++) {
+            for (int row = 0; threadIdx.x == 0 && row < lctx_min(threads.n_row, a.params.chunk_size - row0); row++) {
                 float sum = 0.0f;
                 for (int i = 0; i < n_part; i++) {
                     sum += parts[row * n_part + i];

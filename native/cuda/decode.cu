@@ -1,11 +1,11 @@
 // *attend* of few tokens whose heads choose for themselves: heads share few rows, so a tile is one head of one token, and what it reads is
-// its list of segments. The list is cut into pieces of 16 rows whose number follows from its ends, so that every warp finds its slice
+// its list of segments. The list is cut into pieces of 16 rows whose number follows from its ends, so that every warp finds its split
 // without a walk. A warp reads rows from memory into registers and has a query and a state of its own: warps do not wait for each other
 // until the states are merged.
 #include "decode.h"
 
 #include "hadamard.h"
-#include "parts.h"
+#include "partial-states.h"
 #include "tile.h"
 
 namespace {
@@ -71,7 +71,7 @@ struct list {
         }
         n = n_in_runs + n_chunk() * per_chunk;
     }
-    // Segments of chunks that are there come first: the lanes look at a part each of those in question.
+    // Segments of chunks that are there come first: the lanes look at an equal number each of those in question.
     __device__ int n_chunk() const {
         const lctx_segment * chunks = segs + a.params.n_run;
         int n_there = 0;
@@ -265,11 +265,11 @@ template <typename S> struct reader {
 };
 
 template <typename S> __global__ void __launch_bounds__(THREADS, PER_MULTIPROCESSOR)
-    decode(const lctx_attend_args a, const lctx_attend_parts part) {
+    decode(const lctx_attend_args a, const lctx_partial_states partial) {
     const int token = (int)blockIdx.x / a.n_head, head = (int)blockIdx.x % a.n_head, split = (int)blockIdx.y;
-    const int64_t slice = split * WARPS + lctx_warp(), n_slice = part.n_split * WARPS;
+    const int64_t warp_split = split * WARPS + lctx_warp(), n_warp_split = partial.n_split * WARPS;
     const list l(a, token, head);
-    const int first = (int)(slice * l.n / n_slice), end = (int)((slice + 1) * l.n / n_slice);
+    const int first = (int)(warp_split * l.n / n_warp_split), end = (int)((warp_split + 1) * l.n / n_warp_split);
     float * shared = (float *)lctx_shared();
     reader<S> r = {a, l, shared + lctx_warp() * S::STATE};
     int32_t angle = -1;
@@ -290,7 +290,7 @@ template <typename S> __global__ void __launch_bounds__(THREADS, PER_MULTIPROCES
     r.finish();
     __syncthreads();
     for (int d = 2 * (int)threadIdx.x; d < S::DIM; d += 2 * THREADS) {
-        part.write(a, split, token, head, d, lctx_merge_states(shared, WARPS, S::STATE, d));
+        partial.write(a, split, token, head, d, lctx_merge_states(shared, WARPS, S::STATE, d));
     }
 }
 
@@ -299,17 +299,17 @@ int n_split(const lctx_cuda_device & device, const lctx_attend_args & a) {
     return lctx_max(1, lctx_min(n_wanted, (int)a.cache.table.head_stride));  // no more than there are pages
 }
 
-template <typename S> void launch(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_attend_parts & part) {
-    lctx_launch(decode<S>, dim3(a.n_tokens * a.n_head, part.n_split), THREADS, S::SHARED, queue.stream, a, part);
+template <typename S> void launch(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_partial_states & partial) {
+    lctx_launch(decode<S>, dim3(a.n_tokens * a.n_head, partial.n_split), THREADS, S::SHARED, queue.stream, a, partial);
 }
 
-template <bool F16> void launch(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_attend_parts & part) {
+template <bool F16> void launch(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_partial_states & partial) {
     const int dim = lctx_max(a.head_dim_k, a.head_dim_v);
-    return dim <= 64    ? launch<shape<8, 1, F16>>(queue, a, part)
-           : dim <= 128 ? launch<shape<16, 1, F16>>(queue, a, part)
-           : dim <= 256 ? launch<shape<32, 1, F16>>(queue, a, part)
-           : dim <= 512 ? launch<shape<32, 2, F16>>(queue, a, part)
-                        : launch<shape<32, 3, F16>>(queue, a, part);
+    return dim <= 64    ? launch<shape<8, 1, F16>>(queue, a, partial)
+           : dim <= 128 ? launch<shape<16, 1, F16>>(queue, a, partial)
+           : dim <= 256 ? launch<shape<32, 1, F16>>(queue, a, partial)
+           : dim <= 512 ? launch<shape<32, 2, F16>>(queue, a, partial)
+                        : launch<shape<32, 3, F16>>(queue, a, partial);
 }
 
 }  // namespace
@@ -319,12 +319,12 @@ bool lctx_cuda_decodes(const lctx_attend_args & a) {
 }
 
 size_t lctx_cuda_decode_wsize(const lctx_cuda_device & device, const lctx_attend_args & args) {
-    return lctx_attend_parts::size(args, n_split(device, args));
+    return lctx_partial_states::size(args, n_split(device, args));
 }
 
 void lctx_cuda_decode(const lctx_cuda_queue & queue, const lctx_attend_args & args) {
-    const lctx_attend_parts part = {n_split(queue.device, args), (float *)queue.work};
+    const lctx_partial_states partial = {n_split(queue.device, args), (float *)queue.work};
     const bool f16 = args.cache.k_pool.type == GGML_TYPE_F16 && args.cache.v_pool.type == GGML_TYPE_F16;
-    (f16 ? launch<true> : launch<false>)(queue, args, part);
-    lctx_cuda_finish_attend(queue, args, part);
+    (f16 ? launch<true> : launch<false>)(queue, args, partial);
+    lctx_cuda_finish_attend(queue, args, partial);
 }

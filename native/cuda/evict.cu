@@ -1,8 +1,8 @@
 // *evict*: rows without enough votes leave, the others move up inside the pages of their head, as they are stored.
 //
-// Whether a row stays is a comparison with one number per head, found first. Then every slice of the bytes of K, V and index rows has a
+// Whether a row stays is a comparison with one number per head, found first. Then every strip of the bytes of K, V and index rows has a
 // block of threads of its own, so that a head's rows move on many multiprocessors in their order; row numbers and scores, by which the
-// slices know what stays, move last.
+// strips know what stays, move last.
 #include "../ops/cache.h"
 #include "index.h"
 #include "kernels.h"
@@ -136,15 +136,15 @@ __global__ void __launch_bounds__(THREADS) decide_heads(const lctx_evict_args a,
 
 // ---- K, V and the index ----
 
-constexpr int SLICE = 8;  // units of a row that a block of threads moves
+constexpr int STRIP = 8;  // units of a row that a block of threads moves
 
 // The widest unit in which rows can be copied: pages are aligned, rows lie at multiples of their size.
 LCTX_HD int unit_size(size_t row_size) {
     return row_size % 16 == 0 ? 16 : row_size % 4 == 0 ? 4 : 2;
 }
 
-LCTX_HD int n_slice(const lctx_pool_args & pool) {
-    return (int)lctx_div_up((long long)pool.row_size, SLICE * unit_size(pool.row_size));
+LCTX_HD int n_strip(const lctx_pool_args & pool) {
+    return (int)lctx_div_up((long long)pool.row_size, STRIP * unit_size(pool.row_size));
 }
 
 struct move_memory {
@@ -152,7 +152,7 @@ struct move_memory {
     int32_t from[THREADS];  // cells that stay
 };
 
-// n_unit units of every row, SLICE at most, for THREADS cells at a time: all are read before one is written, and no row goes behind where
+// n_unit units of every row, STRIP at most, for THREADS cells at a time: all are read before one is written, and no row goes behind where
 // it was. unit(cell, i): where they lie.
 template <typename T, typename Unit>
 __device__ void move_units(const lctx_evict_args & a, const decision & d, int head_kv, int seq, int n_unit, move_memory & m, Unit && unit) {
@@ -168,15 +168,15 @@ __device__ void move_units(const lctx_evict_args & a, const decision & d, int he
                 m.from[at] = cell;
             }
             __syncthreads();
-            T moved[SLICE];
-            for (int i = 0; i < SLICE; i++) {
+            T moved[STRIP];
+            for (int i = 0; i < STRIP; i++) {
                 const int at_unit = mine + i * THREADS;
                 if (at_unit < n * n_unit) {
                     moved[i] = *unit(m.from[at_unit / n_unit], at_unit % n_unit);
                 }
             }
             __syncthreads();
-            for (int i = 0; i < SLICE; i++) {
+            for (int i = 0; i < STRIP; i++) {
                 const int at_unit = mine + i * THREADS;
                 if (at_unit < n * n_unit) {
                     *unit(to + at_unit / n_unit, at_unit % n_unit) = moved[i];
@@ -187,12 +187,12 @@ __device__ void move_units(const lctx_evict_args & a, const decision & d, int he
     }
 }
 
-// The units of slice `slice` of rows of K or V.
-template <typename T> __device__ void move_slice(const lctx_evict_args & a, const lctx_pool_args & pool, const decision & d, int head_kv,
-                                                 int seq, int slice, move_memory & m) {
-    const int n_unit = lctx_min(SLICE, (int)(pool.row_size / sizeof(T)) - slice * SLICE);
+// The units of strip `strip` of rows of K or V.
+template <typename T> __device__ void move_strip(const lctx_evict_args & a, const lctx_pool_args & pool, const decision & d, int head_kv,
+                                                 int seq, int strip, move_memory & m) {
+    const int n_unit = lctx_min(STRIP, (int)(pool.row_size / sizeof(T)) - strip * STRIP);
     move_units<T>(a, d, head_kv, seq, n_unit, m, [&](int cell, int i) {
-        return (T *)(pool.data + lctx_pool_row(a.cache.table, cell, head_kv, seq) * pool.row_size) + slice * SLICE + i;
+        return (T *)(pool.data + lctx_pool_row(a.cache.table, cell, head_kv, seq) * pool.row_size) + strip * STRIP + i;
     });
 }
 
@@ -201,41 +201,41 @@ LCTX_HD int n_word(const lctx_index_shape & index) {
 }
 
 // Slices of the words of a row of the index, and one for its scale.
-LCTX_HD int n_index_slice(const lctx_evict_args & a) {
-    return a.cache.index.data ? (int)lctx_div_up(n_word(a.index), SLICE) + 1 : 0;
+LCTX_HD int n_index_strip(const lctx_evict_args & a) {
+    return a.cache.index.data ? (int)lctx_div_up(n_word(a.index), STRIP) + 1 : 0;
 }
 
-__device__ void move_index(const lctx_evict_args & a, const decision & d, int head_kv, int seq, int slice, move_memory & m) {
+__device__ void move_index(const lctx_evict_args & a, const decision & d, int head_kv, int seq, int strip, move_memory & m) {
     constexpr int GROUP = lctx_index_shape::GROUP;
-    const int n_unit = lctx_min(SLICE, n_word(a.index) - slice * SLICE);
+    const int n_unit = lctx_min(STRIP, n_word(a.index) - strip * STRIP);
     const auto group = [&](int cell) { return lctx_index_group(a.cache, cell / GROUP, head_kv, seq); };
     if (n_unit <= 0) {
         return move_units<uint16_t>(a, d, head_kv, seq, 1, m,
                                     [&](int cell, int) { return (uint16_t *)(group(cell) + a.index.scale_at(cell % GROUP)); });
     }
     move_units<uint32_t>(a, d, head_kv, seq, n_unit, m,
-                         [&](int cell, int i) { return (uint32_t *)(group(cell) + a.index.word_at(slice * SLICE + i, cell % GROUP)); });
+                         [&](int cell, int i) { return (uint32_t *)(group(cell) + a.index.word_at(strip * STRIP + i, cell % GROUP)); });
 }
 
 // Slices of K, of the index, and of V where it has bytes of its own.
 __global__ void __launch_bounds__(THREADS) move_rows(const lctx_evict_args a, decision * decisions) {
-    const int head_kv = (int)blockIdx.y, seq = (int)blockIdx.z, n_slice_k = n_slice(a.cache.k_pool), n_slice_index = n_index_slice(a);
+    const int head_kv = (int)blockIdx.y, seq = (int)blockIdx.z, n_strip_k = n_strip(a.cache.k_pool), n_strip_index = n_index_strip(a);
     if (a.due[seq] < 0) {
         return;
     }
     const decision d = decision_of(a, decisions, head_kv, seq);
     move_memory & m = *(move_memory *)lctx_shared();
-    const int in_index = (int)blockIdx.x - n_slice_k;
-    if (in_index >= 0 && in_index < n_slice_index) {
+    const int in_index = (int)blockIdx.x - n_strip_k;
+    if (in_index >= 0 && in_index < n_strip_index) {
         return move_index(a, d, head_kv, seq, in_index, m);
     }
     const bool is_k = in_index < 0;
     const lctx_pool_args & pool = is_k ? a.cache.k_pool : a.cache.v_pool;
-    const int slice = (int)blockIdx.x - (is_k ? 0 : n_slice_k + n_slice_index);
+    const int strip = (int)blockIdx.x - (is_k ? 0 : n_strip_k + n_strip_index);
     switch (unit_size(pool.row_size)) {
-        case 16: return move_slice<uint4>(a, pool, d, head_kv, seq, slice, m);
-        case 4:  return move_slice<uint32_t>(a, pool, d, head_kv, seq, slice, m);
-        default: return move_slice<uint16_t>(a, pool, d, head_kv, seq, slice, m);
+        case 16: return move_strip<uint4>(a, pool, d, head_kv, seq, strip, m);
+        case 4:  return move_strip<uint32_t>(a, pool, d, head_kv, seq, strip, m);
+        default: return move_strip<uint16_t>(a, pool, d, head_kv, seq, strip, m);
     }
 }
 
@@ -278,9 +278,9 @@ size_t lctx_cuda_evict_wsize(const lctx_cuda_device &, const lctx_evict_args & a
 void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args) {
     decision * decisions = (decision *)queue.work;
     const dim3 heads(args.n_head_kv, args.n_seq);
-    const int n_slice_v = lctx_values_in_keys(args.cache) ? 0 : n_slice(args.cache.v_pool);
-    const dim3 slices(n_slice(args.cache.k_pool) + n_index_slice(args) + n_slice_v, args.n_head_kv, args.n_seq);
+    const int n_strip_v = lctx_values_in_keys(args.cache) ? 0 : n_strip(args.cache.v_pool);
+    const dim3 strips(n_strip(args.cache.k_pool) + n_index_strip(args) + n_strip_v, args.n_head_kv, args.n_seq);
     lctx_launch(decide_heads, heads, THREADS, sizeof(search_memory), queue.stream, args, decisions);
-    lctx_launch(move_rows, slices, THREADS, sizeof(move_memory), queue.stream, args, decisions);
+    lctx_launch(move_rows, strips, THREADS, sizeof(move_memory), queue.stream, args, decisions);
     lctx_launch(move_scores, heads, THREADS, LCTX_WARP * sizeof(int), queue.stream, args, decisions);
 }

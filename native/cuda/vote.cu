@@ -21,7 +21,7 @@ template <int DIM_> struct shape {
     static constexpr int THREADS = WIDE ? 64 : 128;
     static constexpr int STRIDE = DIM + 8;
     static constexpr int SCORE_STRIDE = ROWS + 8;  // so that the lanes of a warp write to different banks
-    static_assert(THREADS == LCTX_WARP * (COLUMNS / WARP_COLUMNS) * (ROWS / WARP_ROWS), "a warp for every part");
+    static_assert(THREADS == LCTX_WARP * (COLUMNS / WARP_COLUMNS) * (ROWS / WARP_ROWS), "a warp for every part of a product");
 };
 
 // A column as a voter.
@@ -149,19 +149,19 @@ template <typename S> __global__ void turn_queries(const lctx_attend_args a, pre
 }
 
 // Segments [first, first + n) of a list.
-struct part {
+struct range {
     int first, n;
 };
 
 // Those of [first, end) that read rows between lo and hi: they ascend, and what is unused or empty comes last.
-__device__ part part_of(const lctx_segment * segs, int first, int end, int32_t lo, int32_t hi) {
+__device__ range range_of(const lctx_segment * segs, int first, int end, int32_t lo, int32_t hi) {
     for (int n = end - first; n > 0;) {
         const lctx_segment & s = segs[first + n / 2];
         const bool is_before = s.row0 < s.row1 && s.row1 <= lo;
         first += is_before ? n / 2 + 1 : 0;
         n = is_before ? n - n / 2 - 1 : n / 2;
     }
-    part p = {first, 0};
+    range p = {first, 0};
     for (; first < end && segs[first].row0 < segs[first].row1 && segs[first].row0 <= hi; first++) {
         p.n++;
     }
@@ -290,9 +290,9 @@ template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const
     const int n_list = (end - l.token0) * l.n_choice, mine = (int)threadIdx.x;
     bool loaded = false;
     for (int list0 = 0, turn = 0; list0 < n_list; list0 += S::THREADS) {
-        part p = {0, 0};
+        range p = {0, 0};
         if (list0 + mine < n_list && v.voters[l.token(list0 + mine)].votes) {
-            p = part_of(l.of(list0 + mine), l.segs.first(phase), l.segs.end(phase), m.row[0], m.row[n_open - 1]);
+            p = range_of(l.of(list0 + mine), l.segs.first(phase), l.segs.end(phase), m.row[0], m.row[n_open - 1]);
         }
         int n_column;
         m.start[mine] = lctx_block_scan(p.n * l.n_head, m.sums, n_column);

@@ -64,12 +64,12 @@ struct lctx_cuda_lists {
     }
 };
 
-// The blocks of ROWS cells of a span that are this part's: every n_split-th of the tile's, whose number grows from span to span.
-struct lctx_cuda_share {
-    int split, n_split;
+// The blocks of ROWS cells of a span that are this split's: every n_split-th of the tile's, whose number grows from span to span.
+struct lctx_cuda_split {
+    int index, n_split;
 
     // The first block from `block` on, where `at` is the number of `block` among all.
-    LCTX_HD int next(int block, int at) const { return block + (split - at % n_split + n_split) % n_split; }
+    LCTX_HD int next(int block, int at) const { return block + (index - at % n_split + n_split) % n_split; }
 };
 
 // What is read next: known to all threads.

@@ -9,7 +9,7 @@ void check(const lctx_layer_run_args & args) {
     lctx_check_shapes(*args.op);
     lctx_require(args.op->n_tokens == args.op->n_rows, "every row has a query: n_tokens must be n_rows");
     lctx_require(args.n_ctx_train > 0 && args.n_ubatch > 0, "sizes must be positive");
-    lctx_require(args.n_text >= 0 && args.n_text < args.op->n_rows && args.share >= 0 && args.share <= 1, "there is no such text or share");
+    lctx_require(args.n_text >= 0 && args.n_text < args.op->n_rows && args.fraction >= 0 && args.fraction <= 1, "there is no such text or fraction");
     lctx_require(args.op->n_layer <= 1, "lctx_layer_run has one layer: n_layer is for lctx_flash_run and lctx_step_run");
 }
 
@@ -75,7 +75,7 @@ void compute(const lctx_op_layer & l, const lctx_op_ubatch & u) {
     }
     u.g.compute(std::vector<ggml_tensor *>(u.nodes.begin(), u.nodes.end() - 1));
     std::vector<lctx_contender> heads = contenders(l, u.first + u.n - 1);
-    lctx_fill(u.budgets, lctx_share_layer(heads, *l.method.retain()).data());
+    lctx_fill(u.budgets, lctx_layer_budgets(heads, *l.method.retain()).data());
     u.g.compute({u.nodes.back()});
 }
 
@@ -89,7 +89,7 @@ void compress(const lctx_layer_run_args & args, const lctx_op_layer & l) {
     const int32_t last = args.n_text - 1;
     std::vector<lctx_contender> heads = contenders(l, last);
     lctx_fill(due, &last);
-    lctx_fill(budgets, lctx_share_text(heads, args.share, args.n_text).data());
+    lctx_fill(budgets, lctx_text_budgets(heads, args.fraction, args.n_text).data());
     g.compute({evicted});
 }
 

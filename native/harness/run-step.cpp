@@ -13,7 +13,7 @@ void check(const lctx_step_run_args & args) {
     lctx_check_shapes(*args.op);
     lctx_require(args.op->n_tokens <= args.op->n_rows, "n_tokens must be at most n_rows: the step is the last rows");
     lctx_require(args.n_ctx_train > 0 && args.op->n_repeat > 0, "n_ctx_train and n_repeat must be positive");
-    lctx_require(0 <= args.held_share && args.held_share <= 1 && 0 <= args.open_share && args.open_share <= 1, "a share is from 0 to 1");
+    lctx_require(0 <= args.held_fraction && args.held_fraction <= 1 && 0 <= args.open_fraction && args.open_fraction <= 1, "a fraction is from 0 to 1");
 }
 
 void check_step(const lctx_step_run_args & args, const lctx_method & method, int32_t n_past) {
@@ -47,7 +47,7 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
     const lctx_retain & r = *l.method.retain();
     std::mt19937 random(args.op->page_seed);
     std::uniform_real_distribution<float> uniform(0.0f, 1.0f);
-    const auto score = [&](double voted_share) {
+    const auto score = [&](double voted_fraction) {
         const float x = uniform(random);
         switch (r.score) {
             case LCTX_SCORE_COUNT: return (int32_t)(x * 1000.0f);
@@ -55,13 +55,13 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
             case LCTX_SCORE_MAX:   return lctx_held::as_score(x);
             case LCTX_SCORE_LAST:  break;
         }
-        return x < voted_share ? n_past - 1 : lctx_held::first_score(r.score);
+        return x < voted_fraction ? n_past - 1 : lctx_held::first_score(r.score);
     };
-    const auto set_scores = [&](double voted_share) {
+    const auto set_scores = [&](double voted_fraction) {
         lctx_held_copy copy(l);
         for (int32_t head = 0; head < args.op->n_head_kv; head++) {
             const lctx_held held = copy.of(head);
-            std::generate_n(held.scores(), n_past - held.n_gone(), [&] { return score(voted_share); });
+            std::generate_n(held.scores(), n_past - held.n_gone(), [&] { return score(voted_fraction); });
         }
         copy.write_back();
     };
@@ -71,10 +71,10 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
     g.allocate();
     const int32_t last = n_past - 1;
     lctx_fill(due, &last);
-    set_scores(args.held_share);
+    set_scores(args.held_fraction);
     g.compute({evicted});
     if (!r.resets) {
-        set_scores(1.0 - args.open_share);
+        set_scores(1.0 - args.open_fraction);
     }
 }
 

@@ -9,7 +9,7 @@ constexpr int32_t SAFEGUARD = 5;  // every head keeps this fraction, one fifth, 
 
 // How many rows each head keeps, so that they keep `total` together: those that are safe, the `least` best of every head, and the best of
 // all. Of equal keys that of the first head stays.
-std::vector<int32_t> share_budget(std::vector<lctx_contender> & heads, int64_t total, int32_t least) {
+std::vector<int32_t> divide_budget(std::vector<lctx_contender> & heads, int64_t total, int32_t least) {
     const auto best_first = [](std::vector<uint64_t> & keys, int64_t n) {
         std::nth_element(keys.begin(), keys.begin() + n, keys.end(), std::greater<uint64_t>());
     };
@@ -48,11 +48,11 @@ lctx_contender::lctx_contender(const lctx_retain & retain, int32_t chunk_size, i
     n_safe = n_held - n_old;
 }
 
-std::vector<int32_t> lctx_share_text(std::vector<lctx_contender> & heads, double share, int32_t n_row) {
-    const double equal = share * n_row;
-    return share_budget(heads, (int64_t)(equal * (double)heads.size()), (int32_t)equal / SAFEGUARD);
+std::vector<int32_t> lctx_text_budgets(std::vector<lctx_contender> & heads, double fraction, int32_t n_row) {
+    const double equal = fraction * n_row;
+    return divide_budget(heads, (int64_t)(equal * (double)heads.size()), (int32_t)equal / SAFEGUARD);
 }
 
-std::vector<int32_t> lctx_share_layer(std::vector<lctx_contender> & heads, const lctx_retain & retain) {
-    return share_budget(heads, (int64_t)retain.budget * (int64_t)heads.size(), retain.budget / SAFEGUARD);
+std::vector<int32_t> lctx_layer_budgets(std::vector<lctx_contender> & heads, const lctx_retain & retain) {
+    return divide_budget(heads, (int64_t)retain.budget * (int64_t)heads.size(), retain.budget / SAFEGUARD);
 }

@@ -42,13 +42,13 @@ void pool_scores(lctx_kv_store & store, int32_t seq, int32_t head, int32_t n, in
 }  // namespace
 
 // Budgets of the heads for the eviction at the end of a sequence, those of each layer together.
-void lctx_kv_cache::share_layers(int32_t seq) {
+void lctx_kv_cache::divide_layers(int32_t seq) {
     for (const lctx_stored_layer & layer : kv_.placement.layers()) {
         std::vector<lctx_contender> contenders;
         if (layer.heads.n > 0) {
             add_contenders(kv_, *layer.store, seq, layer.heads, contenders);
         }
-        const std::vector<int32_t> budgets = lctx_share_layer(contenders, *method_->retain());
+        const std::vector<int32_t> budgets = lctx_layer_budgets(contenders, *method_->retain());
         for (int32_t i = 0; i < layer.heads.n; i++) {
             layer.store->budget(seq, layer.heads.first + i) = budgets[i];
         }
@@ -82,7 +82,7 @@ int32_t lctx_kv_cache::begin_replay(int32_t seq) {
     return std::min(most, n_ctx - s.n_pos);
 }
 
-bool lctx_kv_cache::compress(int32_t seq, double share) {
+bool lctx_kv_cache::compress(int32_t seq, double fraction) {
     const std::string why = why_not_compress(seq);
     if (!why.empty()) {
         return refuse(why);
@@ -103,7 +103,7 @@ bool lctx_kv_cache::compress(int32_t seq, double share) {
             add_contenders(kv_, *layer.store, seq, layer.heads, contenders);
         }
     }
-    const std::vector<int32_t> budgets = lctx_share_text(contenders, share, n_pos);
+    const std::vector<int32_t> budgets = lctx_text_budgets(contenders, fraction, n_pos);
     size_t i = 0;
     kv_.placement.each_head([&](lctx_kv_store & store, int32_t head) { store.budget(seq, head) = budgets[i++]; });
     end_replay(seq);

@@ -17,7 +17,7 @@ bool lctx_kv_cache::settle(const std::vector<int32_t> & seqs) {
         }
         due[seq] = kv_.seqs.n_pos(seq) - 1;
         if (method_->retain()->adaptive) {
-            share_layers(seq);
+            divide_layers(seq);
         }
     }
     kv_.placement.work().n_evict++;

@@ -80,7 +80,7 @@ class lctx_kv_cache {
     int32_t begin_replay(int32_t seq);
     void end_replay(int32_t seq) { kv_.seqs[seq].replay_from = INT32_MAX; }
     // Keep so many of the rows of a full cache, those of all heads together with the best votes; ends the replay. False: refused.
-    bool compress(int32_t seq, double share);
+    bool compress(int32_t seq, double fraction);
 
     // for graphs
     // From which row on queries choose, see lctx_method. Throws lctx_refusal.
@@ -97,7 +97,7 @@ class lctx_kv_cache {
   private:
     std::string check_batch(const llama_batch & batch, llama_memory_status & status) const;
     bool settle(const std::vector<int32_t> & seqs);
-    void share_layers(int32_t seq);
+    void divide_layers(int32_t seq);
     std::string why_not_compress(int32_t seq) const;
 
     const std::unique_ptr<lctx_method> method_;

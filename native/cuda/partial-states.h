@@ -1,4 +1,4 @@
-// Results of *attend*: states of a softmax, and the parts of a tile whose states a second kernel merges.
+// Results of *attend*: states of a softmax, and the partial states of a tile that a second kernel merges.
 #pragma once
 
 #include "flash.h"
@@ -24,7 +24,7 @@ static __device__ lctx_attend_state lctx_merge_states(const float * states, int 
     return to;
 }
 
-struct lctx_attend_parts {
+struct lctx_partial_states {
     int n_split;
     float * data;  // [n_split][n_tokens * n_head][m, l, o of head_dim_v] with n_split > 1
 
@@ -34,7 +34,7 @@ struct lctx_attend_parts {
     __device__ float * of(const lctx_attend_args & a, int split, int token, int head) const {
         return data + split * n_float(a) + ((size_t)token * a.n_head + head) * (a.head_dim_v + 2);
     }
-    // Dimensions d and d + 1 of a result: into the output, or a part that is merged later.
+    // Dimensions d and d + 1 of a result: into the output, or a partial state that is merged later.
     __device__ void write(const lctx_attend_args & a, int split, int token, int head, int d, const lctx_attend_state & s) const {
         if (d >= a.head_dim_v) {
             return;
@@ -56,5 +56,5 @@ struct lctx_attend_parts {
     }
 };
 
-// What comes after the parts: they are merged, and the output of values that were transformed is transformed back.
-void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args, const lctx_attend_parts & parts);
+// What comes after the partial states: they are merged, and the output of values that were transformed is transformed back.
+void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args, const lctx_partial_states & partials);
