@@ -63,11 +63,11 @@ bool attends(ggml_backend_dev_t dev, ggml_type type, int32_t head_dim) {
     ggml_tensor * token = tensor(GGML_TYPE_F32, head_dim, 1);
     ggml_tensor * pool = tensor(type, head_dim, LCTX_PAGE_ROWS);
     ggml_tensor * table = tensor(GGML_TYPE_I32, 1, 1);
-    ggml_tensor * places = tensor(GGML_TYPE_I32, 4, 1);
+    ggml_tensor * rows = tensor(GGML_TYPE_I32, 4, 1);
     ggml_tensor * angles = lctx_angles(ctx.get(), tensor(GGML_TYPE_I32, 1, 1), nullptr, rope);
     ggml_tensor * stored =
-        lctx_store(ctx.get(), token, token, pool, pool, table, places, angles, nullptr, nullptr, nullptr, rope.mode, LCTX_SCORE_LAST, {});
-    ggml_tensor * attended = lctx_attend(ctx.get(), token, stored, pool, table, places, angles, nullptr, nullptr, params);
+        lctx_store(ctx.get(), token, token, pool, pool, table, rows, angles, nullptr, nullptr, nullptr, rope.mode, LCTX_SCORE_LAST, {});
+    ggml_tensor * attended = lctx_attend(ctx.get(), token, stored, pool, table, rows, angles, nullptr, nullptr, params);
     const std::initializer_list<ggml_tensor *> nodes = {angles, stored, attended};
     return std::all_of(nodes.begin(), nodes.end(), [&](ggml_tensor * node) { return ggml_backend_dev_supports_op(dev, node); });
 }

@@ -14,14 +14,14 @@
 
 namespace {
 
-enum class part { content, reasoning, arguments };
+enum class field { content, reasoning, arguments };
 
-// Text that only grows a part of the message: what comes next needs no parse of what came before.
+// Text that only grows a field of the message: what comes next needs no parse of what came before.
 struct open_text {
     lctx_leaf leaf;
-    part of = part::content;
-    bool escaped = false;  // the part has it as the inside of a JSON string
-    bool trimmed = false;  // the part has no spaces at its end
+    field of = field::content;
+    bool escaped = false;  // the field has it as the inside of a JSON string
+    bool trimmed = false;  // the field has no spaces at its end
     size_t taken = 0;      // by the leaf, up to here in the text
     size_t told = 0;       // up to here in the text
 };
@@ -87,7 +87,7 @@ common_json to_json(const common_chat_msg_diff & diff) {
     return delta;
 }
 
-// ---- text that only grows a part of the message ----
+// ---- text that only grows a field of the message ----
 
 std::string escaped(const std::string & text) {
     const std::string quoted = common_json::make(text).dump();
@@ -98,10 +98,10 @@ std::string form(const open_text & open, const std::string & text) {
     return open.escaped ? escaped(text) : text;
 }
 
-std::string & place(common_chat_msg & message, part of) {
+std::string & text_of(common_chat_msg & message, field of) {
     switch (of) {
-        case part::content:   return message.content;
-        case part::reasoning: return message.reasoning_content;
+        case field::content:   return message.content;
+        case field::reasoning: return message.reasoning_content;
         default:              return message.tool_calls.back().arguments;
     }
 }
@@ -124,11 +124,11 @@ bool read_tags(const lctx_leaf_finder & finder, open_text & open) {
     const bool json = finder.is_json_string(open.leaf);
     for (auto tag = open.leaf.tags.rbegin(); tag != open.leaf.tags.rend(); tag++) {
         if (*tag == tags::CONTENT || *tag == tags::REASONING) {
-            open.of = *tag == tags::CONTENT ? part::content : part::reasoning;
+            open.of = *tag == tags::CONTENT ? field::content : field::reasoning;
             return true;
         }
         if (*tag == tags::TOOL_ARG_STRING_VALUE || *tag == tags::TOOL_ARG_VALUE || *tag == tags::TOOL_ARGS) {
-            open.of = part::arguments;
+            open.of = field::arguments;
             open.escaped = *tag == tags::TOOL_ARG_STRING_VALUE || !json;
             open.trimmed = *tag == tags::TOOL_ARGS && json;
             return json || *tag != tags::TOOL_ARG_VALUE;
@@ -145,23 +145,23 @@ std::optional<open_text> find_open(lctx_parser & p) {
     if (!leaf || !read_tags(p.finder, open = {*leaf})) {
         return {};
     }
-    if (open.of == part::arguments && (leaf->n_tools == 0 || leaf->n_tools != p.message.tool_calls.size())) {
+    if (open.of == field::arguments && (leaf->n_tools == 0 || leaf->n_tools != p.message.tool_calls.size())) {
         return {};
     }
     open.taken = leaf->end;
     open.told = open.trimmed ? without_spaces(p.text, leaf->start, open.taken) : open.taken;
     const std::string told = form(open, p.text.substr(leaf->start, open.told - leaf->start));
-    const bool same = ends_with(place(p.message, open.of), told);
+    const bool same = ends_with(text_of(p.message, open.of), told);
     return same ? std::optional<open_text>(open) : std::nullopt;
 }
 
-common_chat_msg_diff diff_of(const lctx_parser & p, part of, const std::string & text) {
+common_chat_msg_diff diff_of(const lctx_parser & p, field of, const std::string & text) {
     common_chat_msg_diff diff;
-    if (of == part::arguments) {
+    if (of == field::arguments) {
         diff.tool_call_index = p.message.tool_calls.size() - 1;
         diff.tool_call_delta.arguments = text;
     } else {
-        (of == part::content ? diff.content_delta : diff.reasoning_content_delta) = text;
+        (of == field::content ? diff.content_delta : diff.reasoning_content_delta) = text;
     }
     return diff;
 }
@@ -179,7 +179,7 @@ bool extend(lctx_parser & p, common_json & deltas) {
     const size_t end = open.trimmed ? without_spaces(p.text, open.told, open.taken) : open.taken;
     if (end > open.told) {
         const std::string text = form(open, p.text.substr(open.told, end - open.told));
-        place(p.message, open.of) += text;
+        text_of(p.message, open.of) += text;
         deltas.push_back(to_json(diff_of(p, open.of, text)));
         open.told = end;
     }

@@ -140,7 +140,7 @@ int32_t lctx_context_rollback(const lctx_context * ctx) {
     return llama_model_n_swa(model) > 0 ? LCTX_ROLLBACK_WINDOW : LCTX_ROLLBACK_FREE;
 }
 
-int32_t lctx_context_place(const lctx_context * ctx, int32_t pos) {
+int32_t lctx_context_cut_before(const lctx_context * ctx, int32_t pos) {
     pos = std::max(pos, 0);
     return ctx->memory ? ctx->memory->cache().sequences().cut_before(pos) : pos;
 }

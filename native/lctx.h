@@ -260,7 +260,7 @@ int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq);
 
 // The last position up to pos where a checkpoint helps later, when the text has grown: one before pos where the rows of the cache cannot be
 // cut at pos, since queries are kept of the last chunk only.
-int32_t lctx_context_place(const lctx_context * ctx, int32_t pos);
+int32_t lctx_context_cut_before(const lctx_context * ctx, int32_t pos);
 
 // Make dst an exact copy of the first n positions of src (n < 0: all); src itself stays as it is. 1 done, 0 refused and nothing changed.
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
@@ -314,7 +314,7 @@ int32_t lctx_foreign_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, s
 int32_t lctx_slice_insert(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n);
 // Forget rows [first, end) of a sequence. Those behind them move down, and have read what left.
 int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t end);
-// How many rows from the beginning have read all rows before them, and no other: all but behind the first place of one of these.
+// How many rows from the beginning have read all rows before them, and no other: all but after the first of these.
 int32_t lctx_seq_exact(const lctx_context * ctx, int32_t seq);
 
 // Forget everything.

@@ -81,8 +81,8 @@ void lctx_trace::record(const ggml_tensor * node) {
         for (int64_t head = 0; head < n_head; head++) {
             const lctx_segment * first = segs.data() + (t * n_choice + head * n_choice / n_head) * n_segment;
             const std::vector<int32_t> read = lctx_chunks_of(first, n_segment, shape_.chunk_size);
-            const size_t place = (size_t)layer * shape_.n_head + head;
-            int32_t * out = at.chunks.data() + place * shape_.n_read;
+            const size_t index = (size_t)layer * shape_.n_head + head;
+            int32_t * out = at.chunks.data() + index * shape_.n_read;
             std::fill(std::copy(read.begin(), read.end(), out), out + shape_.n_read, -1);
         }
     }

@@ -140,7 +140,7 @@ class Caller:
         most = lib.lctx_seq_restorable(self.ctx, seq, n)
         assert 0 <= most <= (before[seq] if 0 <= seq < 3 else 0)
         assert lib.lctx_context_step(self.ctx, self.number(), n) >= 1
-        lib.lctx_context_place(self.ctx, n)
+        lib.lctx_context_cut_before(self.ctx, n)
         rows = ffi.new("int32_t[]", SIZES["n_ctx"])
         held = lib.lctx_seq_held(self.ctx, seq, self.number(), self.number(), rows, rows, min(n, SIZES["n_ctx"]))
         assert 0 <= held <= SIZES["n_ctx"]

@@ -1,4 +1,4 @@
-// *fetch*: bring the units that the batch reads close, the least recently read ones making place.
+// *fetch*: bring the units that the batch reads close, the least recently read ones making room.
 #include "../ops/cache.h"
 #include "ggml-cpu-impl.h"
 #include "kernels.h"
@@ -46,13 +46,13 @@ void mark(const head & h) {
 // What is there and stays is not wanted any more.
 void find(const head & h) {
     const int of_page = h.a.of_page();
-    for (int place = 0; place < h.r.n_staged; place++) {
-        const int32_t key = h.r.keys()[place];
-        if (key < 0 || h.wanted[key] == NOT || (h.wanted[key] == WITH_PAGE && !h.r.has_page(place - place % of_page, of_page))) {
+    for (int frame = 0; frame < h.r.n_staged; frame++) {
+        const int32_t key = h.r.keys()[frame];
+        if (key < 0 || h.wanted[key] == NOT || (h.wanted[key] == WITH_PAGE && !h.r.has_page(frame - frame % of_page, of_page))) {
             continue;
         }
         h.wanted[key] = NOT;
-        h.r.last_used()[place] = h.r.clock();
+        h.r.last_used()[frame] = h.r.clock();
         h.r.n_hit()++;
     }
 }
@@ -62,26 +62,26 @@ void copy_unit(const lctx_pool_args & from, size_t from_unit, const lctx_pool_ar
     memcpy(to.data + to_unit * size, from.data + from_unit * size, size);
 }
 
-void put(const head & h, int32_t key, int32_t place) {
+void put(const head & h, int32_t key, int32_t frame) {
     const lctx_fetch_args & a = h.a;
-    if (h.r.keys()[place] >= 0) {
-        a.forget(h.index, h.r.keys()[place]);
+    if (h.r.keys()[frame] >= 0) {
+        a.forget(h.index, h.r.keys()[frame]);
     }
     a.forget(h.index, key);
-    a.entry(h.index, key) = a.near_unit(h.index, place);
-    h.r.keys()[place] = key;
-    h.r.last_used()[place] = h.r.clock();
+    a.entry(h.index, key) = a.near_unit(h.index, frame);
+    h.r.keys()[frame] = key;
+    h.r.last_used()[frame] = h.r.clock();
     h.r.n_miss()++;
-    copy_unit(a.all.k_pool, a.pool_unit(h.index, key), a.k_staged, a.near_unit(h.index, place), a.shift());
-    copy_unit(a.all.v_pool, a.pool_unit(h.index, key), a.v_staged, a.near_unit(h.index, place), a.shift());
+    copy_unit(a.all.k_pool, a.pool_unit(h.index, key), a.k_staged, a.near_unit(h.index, frame), a.shift());
+    copy_unit(a.all.v_pool, a.pool_unit(h.index, key), a.v_staged, a.near_unit(h.index, frame), a.shift());
 }
 
-// The places that are not read now, n at a time, those first that were not for the longest time; returns how many.
-int sort_places(const head & h, int n) {
+// The frames that are not read now, n at a time, those first that were not for the longest time; returns how many.
+int sort_frames(const head & h, int n) {
     int n_free = 0;
-    for (int place = 0; place < h.r.n_staged; place += n) {
-        if (h.r.last_used(place, n) < h.r.clock()) {
-            h.order[n_free++] = place;
+    for (int frame = 0; frame < h.r.n_staged; frame += n) {
+        if (h.r.last_used(frame, n) < h.r.clock()) {
+            h.order[n_free++] = frame;
         }
     }
     std::sort(h.order, h.order + n_free, [&](int32_t a, int32_t b) {
@@ -98,7 +98,7 @@ void bring(const head & h, want kind, int n) {
         if (h.wanted[key] != kind) {
             continue;
         }
-        n_free = n_free < 0 ? sort_places(h, n) : n_free;
+        n_free = n_free < 0 ? sort_frames(h, n) : n_free;
         for (int i = 0; i < n; i++) {
             if (next < n_free) {
                 put(h, key + i, h.order[next] + i);

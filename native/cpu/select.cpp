@@ -90,7 +90,7 @@ void write_chunks(const lctx_select_args & a, int32_t token, const int32_t * cho
     std::fill(to, dst + a.chunks.n_segment(), lctx_segment{0, 0, 0, a.rows[token].seq});
 }
 
-// The same side by side: runs and chosen chunks in their order, each from one place nearer than the one before it.
+// The same side by side: runs and chosen chunks in their order, each from one position nearer than the one before it.
 void write_packed(const lctx_select_args & a, int32_t token, const int32_t * chosen, int n, lctx_segment * dst) {
     const int size = a.chunks.chunk_size;
     const lctx_segment * runs = a.segs + (size_t)token * a.chunks.n_given();

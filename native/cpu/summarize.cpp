@@ -100,7 +100,7 @@ float * open_row(const lctx_summarize_args & a, int32_t row, int head, int32_t s
     return (float *)(a.open + row * a.open_stride + head * a.open_head_stride + seq * a.open_seq_stride);
 }
 
-// The query of a token, rotated to its place in its chunk.
+// The query of a token, rotated to its offset in its chunk.
 void rotate_query(const lctx_summarize_args & a, int32_t token, int head, float * to) {
     const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
     lctx_rotate_row(q, to, a.head_dim_k, a.angles + (size_t)a.rows[token].angle * a.n_dims, a.n_dims, a.params.rope_mode);

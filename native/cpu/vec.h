@@ -105,7 +105,7 @@ template <int W, int... I> static inline void lctx_vexchange(lctx_vf & a, lctx_v
     a = low;
 }
 
-// Lane i of v[j] and lane j of v[i] change places. v: [LCTX_VL].
+// Swap lane i of v[j] and lane j of v[i]. v: [LCTX_VL].
 template <int W = LCTX_VL / 2> static inline __attribute__((always_inline)) void lctx_vtranspose(lctx_vf * v) {
     for (int j = 0; j < LCTX_VL; j++) {
         if (!(j & W)) {

@@ -192,18 +192,18 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     if (plan.data) {
         walk.pieces = plan.pieces(side, head_kv), walk.n_chunk_block = plan.count(side, head_kv) / S::PIECES;
     }
-    const auto fetch = [&](lctx_attend_place p, int i) {
+    const auto fetch = [&](lctx_attend_cursor p, int i) {
         if (p.valid) {
             r.fetch(m, p, i);
         }
         lctx_copy_end_group();  // one group for every number
     };
-    lctx_attend_place now = walk.next({LCTX_CUDA_SPANS - 1, 0, false, 0}), next = now;
+    lctx_attend_cursor now = walk.next({LCTX_CUDA_SPANS - 1, 0, false, 0}), next = now;
     if (now.valid) {
         next = walk.next(now);
     }
     for (int i = 0; i < lctx_max(st.ahead, 1); i++) {
-        lctx_attend_place to = now;
+        lctx_attend_cursor to = now;
         if (i > 0) {
             to = next;
         }
@@ -220,7 +220,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
                 }
             }
         }
-        const lctx_attend_place after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
+        const lctx_attend_cursor after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
         st.wait();
         __syncthreads();  // the block is here, and nobody reads the one before
         const bool turns = now.buffer != loaded && m.span[now.buffer].turns;
@@ -238,7 +238,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
             mine.take(q + S::column0() * S::STRIDE + S::dim0());
         }
         if (st.ahead > 0) {
-            lctx_attend_place to = next;
+            lctx_attend_cursor to = next;
             if (st.ahead == 2) {
                 to = after;
             }

@@ -67,8 +67,8 @@ struct lctx_attend_stages {
     }
 };
 
-// Where the walk stands: a block of span `buffer` of those that are known.
-struct lctx_attend_place {
+// Where the walk is: a block of span `buffer` of those that are known.
+struct lctx_attend_cursor {
     int buffer, block;
     bool valid;
     int32_t page;  // of the first cell that is read of a run: asked for before it is needed
@@ -102,9 +102,9 @@ template <typename S, bool F16> struct lctx_attend_reader {
     __device__ uint16_t * v_tile(int i) const { return k_tile(i) + S::ROWS * S::STRIDE; }
     __device__ char * raw(int i) const { return shared + st.n_tile * S::TILE + i % st.ahead * st.n_raw; }
     __device__ char * end() const { return shared + st.n_tile * S::TILE + st.ahead * st.n_raw; }
-    // f(block of rows that lie together) for all that is read at a place: a run has one, chunks have pieces.
+    // f(block of rows that lie together) for all that is read at a cursor: a run has one, chunks have pieces.
     template <typename F>
-    __device__ __forceinline__ void each_block(const typename S::memory & m, const lctx_attend_place & p, F && f) const {
+    __device__ __forceinline__ void each_block(const typename S::memory & m, const lctx_attend_cursor & p, F && f) const {
         const lctx_cuda_span & span = m.span[p.buffer];
         const int run = p.block * S::ROWS;
         int lo = lctx_max(span.lo - run, 0), hi = lctx_min(span.hi - run, S::ROWS);
@@ -123,8 +123,8 @@ template <typename S, bool F16> struct lctx_attend_reader {
             }
         }
     }
-    // Begin to bring what is read at a place closer, as number i.
-    __device__ void fetch(const typename S::memory & m, const lctx_attend_place & p, int i) const {
+    // Begin to bring what is read at a cursor closer, as number i.
+    __device__ void fetch(const typename S::memory & m, const lctx_attend_cursor & p, int i) const {
         if (F16 && m.span[p.buffer].by_chunk) {
             lctx_cuda_copy_pieces<S>(a.cache.k_pool, a.head_dim_k, m.piece[p.buffer], k_tile(i));
             lctx_cuda_copy_pieces<S>(a.cache.v_pool, a.head_dim_v, m.piece[p.buffer], v_tile(i));
@@ -169,7 +169,7 @@ template <typename S, bool F16> struct lctx_attend_reader {
         lctx_cuda_unpack_tile<S>(a.cache.v_pool.type, raw(i) + values(), a.cache.v_pool.row_size, v_tile(0));
     }
     // What was fetched into the tile, once it is there for all threads; returns what the weights of its values are to be multiplied by.
-    __device__ float unpack(const lctx_attend_place & p, int i, typename S::memory & m) const {
+    __device__ float unpack(const lctx_attend_cursor & p, int i, typename S::memory & m) const {
         if (threadIdx.x == 0) {
             m.most[(i + 1) % 2] = 0;
         }
@@ -236,7 +236,7 @@ template <typename S> struct lctx_attend_walker {
     // The block of this split from `block` on.
     __device__ int from(const lctx_cuda_span & s, int block) const { return split.next(block, s.n_before + block - first(s)); }
     // The block of this split after p; all threads call. One barrier for a span: what it replaces is not read any more.
-    __device__ lctx_attend_place next(lctx_attend_place p) {
+    __device__ lctx_attend_cursor next(lctx_attend_cursor p) {
         if (p.valid) {
             const int block = p.block + split.n_split;
             if (block < end(m.span[p.buffer])) {
@@ -249,9 +249,9 @@ template <typename S> struct lctx_attend_walker {
         }
         __syncthreads();
         const lctx_cuda_span & s = m.span[to];
-        return s.valid && !s.by_chunk ? at(to, from(s, first(s))) : lctx_attend_place{to, 0, s.valid != 0, 0};
+        return s.valid && !s.by_chunk ? at(to, from(s, first(s))) : lctx_attend_cursor{to, 0, s.valid != 0, 0};
     }
-    __device__ lctx_attend_place at(int buffer, int block) const {
+    __device__ lctx_attend_cursor at(int buffer, int block) const {
         const lctx_cuda_span & s = m.span[buffer];
         return {buffer, block, true, lctx_page_of(a.cache.table, lctx_max(s.lo, block * S::ROWS), t.head_kv, s.seq)};
     }

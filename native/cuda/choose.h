@@ -121,7 +121,7 @@ template <int WARPS> struct lctx_chooser {
         });
         sync();
     }
-    // The bin with the n-th best key; n becomes its place in that bin. Every warp by itself.
+    // The bin with the n-th best key; n becomes its rank in that bin. Every warp by itself.
     __device__ int find_bin(int & n) const {
         constexpr int MINE = N_BIN / LCTX_WARP;
         int mine = 0;

@@ -1,4 +1,4 @@
-// *fetch*: bring the units that the batch reads close, the least recently read ones making place. One block of threads per KV head decides,
+// *fetch*: bring the units that the batch reads close, the least recently read ones making room. One block of threads per KV head decides,
 // then one launch copies all units of the layer; where they come from may be memory of the host that the device can read.
 #include "../ops/cache.h"
 #include "kernels.h"
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int THREADS = 128;
 
-// What a head copies: jobs[head] = number, then (place, key) of each.
+// What a head copies: jobs[head] = number, then (frame, key) of each.
 struct jobs {
     int32_t * data;
     int n_staged;
@@ -61,13 +61,13 @@ __device__ void mark(const head & h) {
 // What is there and stays is not wanted any more.
 __device__ void find(const head & h) {
     const int n = h.a.of_page();
-    for (int place = (int)threadIdx.x * n; place < h.r.n_staged; place += THREADS * n) {
-        const int page = h.r.has_page(place, n) ? h.r.keys()[place] / n : -1;
+    for (int frame = (int)threadIdx.x * n; frame < h.r.n_staged; frame += THREADS * n) {
+        const int page = h.r.has_page(frame, n) ? h.r.keys()[frame] / n : -1;
         const bool all = page >= 0 && h.pages.has(page);
         if (all) {
             h.pages.remove(page, 1);
         }
-        for (int i = place; i < place + n; i++) {
+        for (int i = frame; i < frame + n; i++) {
             const int key = h.r.keys()[i];
             if (all || (key >= 0 && h.units.has(key))) {
                 h.units.remove(key, 1);
@@ -103,8 +103,8 @@ template <typename Is> __device__ int count(const head & h, int n, Is && is) {
     return all;
 }
 
-// The n groups of places that were not read for the longest time, as jobs from number `base` on.
-__device__ void choose_places(const head & h, int base, int n, int step) {
+// The n groups of frames that were not read for the longest time, as jobs from number `base` on.
+__device__ void choose_frames(const head & h, int base, int n, int step) {
     const int n_group = h.r.n_staged / step;
     const auto age = [&](int i) { return h.r.last_used(i * step, step); };
     int least = -1, most = h.r.clock() - 1;  // when the last one of them was read
@@ -154,7 +154,7 @@ __device__ void bring(const head & h, const bits & missing, int step) {
     const int n_free = count(h, h.r.n_staged / step, [&](int i) { return h.r.last_used(i * step, step) < h.r.clock(); });
     const int n = lctx_min(n_missing, n_free);
     if (n > 0) {
-        choose_places(h, base, n, step);
+        choose_frames(h, base, n, step);
     }
     compact(h, n_key, 0, is_missing, [&](int at, int i) {
         for (int key = i * step; key < i * step + step; key++) {

@@ -28,7 +28,7 @@ struct lctx_key_order {
     LCTX_HD static constexpr int steps(int bits) { return 8 / bits; }
     LCTX_HD int n_quad() const { return (int)lctx_div_up(n_code, 4 * lctx_index_shape::WORD); }
     LCTX_HD int size() const { return n_quad() * steps(bits) * 16; }
-    // The channel at place i; -1: none.
+    // The channel at index i; -1: none.
     LCTX_HD int channel(int i) const {
         const int step = i / 16, t = i % 8 / 2, per_byte = 8 / bits;
         const int pair = step % steps(bits) * 2 + i % 16 / 8;

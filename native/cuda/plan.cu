@@ -71,16 +71,16 @@ __device__ int list(const lctx_attend_args & a, const lctx_cuda_plan & p, int he
     for (int chunk0 = m.first; chunk0 < m.end; chunk0 += THREADS, n += n_listed * p.per_chunk) {
         const int chunk = chunk0 + mine;
         const unsigned long long read = chunk < m.end ? columns[chunk] : 0;
-        const int place = lctx_block_scan(read != 0, m.sums, n_listed);
+        const int at = lctx_block_scan(read != 0, m.sums, n_listed);
         if (read != 0) {
-            put_rows(a, p, head_kv, chunk * size, (chunk + 1) * size, key, read, pieces + n + place * p.per_chunk);
+            put_rows(a, p, head_kv, chunk * size, (chunk + 1) * size, key, read, pieces + n + at * p.per_chunk);
             columns[chunk] = 0;
         }
     }
     const rows its = mine < MOST_COLUMNS ? m.unfinished[mine] : rows{0, 0};
-    const int place = lctx_block_scan(its.begin < its.end, m.sums, n_listed);
+    const int at = lctx_block_scan(its.begin < its.end, m.sums, n_listed);
     if (its.begin < its.end) {
-        put_rows(a, p, head_kv, its.begin, its.end, key, 1ull << mine, pieces + n + place * p.per_chunk);
+        put_rows(a, p, head_kv, its.begin, its.end, key, 1ull << mine, pieces + n + at * p.per_chunk);
         m.unfinished[mine] = {0, 0};
     }
     n += n_listed * p.per_chunk;

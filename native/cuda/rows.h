@@ -150,7 +150,7 @@ static __device__ __forceinline__ void lctx_load_8(const float * at, float (&x)[
     }
 }
 
-// To a 16-byte aligned place.
+// To a 16-byte aligned address.
 static __device__ __forceinline__ void lctx_store_8(float * at, const float (&x)[8]) {
     *(float4 *)at = {x[0], x[1], x[2], x[3]};
     *(float4 *)(at + 4) = {x[4], x[5], x[6], x[7]};

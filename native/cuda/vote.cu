@@ -326,13 +326,13 @@ template <typename S> __device__ void vote_page(const lctx_vote_args & v, const 
     const int32_t row = here ? at.held.rows()[cell] : 0;
     const bool is_open = here && needs_votes(v.retain, row, at.held.scores()[cell], at.border);
     int n_open;
-    const int place = lctx_block_scan(is_open, m.sums, n_open);
+    const int index = lctx_block_scan(is_open, m.sums, n_open);
     if (n_open == 0) {
         return;
     }
     if (is_open) {
-        m.cell[place] = cell;
-        m.row[place] = row;
+        m.cell[index] = cell;
+        m.row[index] = row;
     }
     __syncthreads();
     int32_t score = mine < n_open ? at.held.scores()[m.cell[mine]] : 0;

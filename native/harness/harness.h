@@ -203,7 +203,7 @@ typedef struct lctx_roofline_args {
     double gemm_f32;        // result: operations per second of a matrix product that stays in the first-level cache
     double gemm_bf16;       // result: the same with bf16 factors and float sums; 0: not compiled for such a CPU
     double gemm_i8;         // result: the same with bytes and integer sums; 0: not compiled for such a CPU
-    double copy_bandwidth;  // result: bytes read and written per second, copying 256 MiB from one place of the device to another
+    double copy_bandwidth;  // result: bytes read and written per second, copying 256 MiB within the device
 } lctx_roofline_args;
 
 int32_t lctx_roofline_run(lctx_roofline_args * args, char * err, size_t err_size);

@@ -35,7 +35,7 @@ class lctx_batch_context final : public llama_memory_context_i, public lctx_batc
     llama_memory_status status_;
 };
 
-// A context of llama.cpp's own memory that gives the rows of our layers their places too.
+// A context of llama.cpp's own memory that gives the rows of our layers cells too.
 template <class Base> class lctx_joint_context final : public Base, public lctx_batch_view {
   public:
     template <typename... Args> explicit lctx_joint_context(lctx_kv_cache & cache, Args &&... args)

@@ -67,7 +67,7 @@ class checker {
 
     const std::vector<int32_t> & cells() const { return cells_; }
 
-    // Positions are places in what llama.cpp computes with: none is missing, and they end where the memory does.
+    // Positions are indices in what llama.cpp computes with: none is missing, and they end where the memory does.
     void whole(uint64_t n_pos) { most_pos_ = (int64_t)n_pos, is_whole_ = true; }
 
     void compressed(const llama_kv_cache & memory) {

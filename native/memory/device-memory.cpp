@@ -153,13 +153,13 @@ void lctx_device_memory::copy(ggml_tensor * t, size_t from, size_t to, size_t si
 }
 
 void lctx_add_node(ggml_cgraph * graph, ggml_tensor * node) {
-    const auto place = [](ggml_tensor * t) {
+    const auto init_view = [](ggml_tensor * t) {
         if (t && t->view_src && !t->buffer) {
             ggml_backend_view_init(t);
         }
     };
-    std::for_each(std::begin(node->src), std::end(node->src), place);
-    place(node);
+    std::for_each(std::begin(node->src), std::end(node->src), init_view);
+    init_view(node);
     node->flags |= GGML_TENSOR_FLAG_COMPUTE;
     ggml_graph_add_node(graph, node);
 }

@@ -35,7 +35,7 @@ class lctx_device_memory {
     // What lands and copies are done together, before anything else happens there.
     void read(const ggml_tensor * t, size_t offset, void * data, size_t size);
     void write(ggml_tensor * t, size_t offset, const void * data, size_t size);
-    // As write, for runs of a state: they cross to the device together, and go to their places there.
+    // As write, for runs of a state: they cross to the device together, and go where they belong there.
     void land(ggml_tensor * t, size_t offset, const void * data, size_t size);
     void copy(ggml_tensor * t, size_t from, size_t to, size_t size);
     // Until nothing is running there.
@@ -86,7 +86,7 @@ class lctx_device_memory {
     std::unique_ptr<lctx_arena> far_;
     std::vector<ggml_tensor *> far_tensors_;
     ggml_backend_buffer_ptr dry_;
-    ggml_tensor * landing_ = nullptr;  // of a device: what the host writes is copied to its places from here
+    ggml_tensor * landing_ = nullptr;  // of a device: what the host writes is copied from here
     std::vector<copied> copies_;       // not done yet
     std::vector<uint8_t> landed_;      // what goes to landing_ before them
 };

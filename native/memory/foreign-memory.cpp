@@ -65,8 +65,8 @@ class hybrid final : public recurrent<llama_memory_hybrid, llama_memory_hybrid_c
         if (!inner().get_mem_recr()->prepare(ubatches)) {
             return nullptr;
         }
-        auto places = inner().get_mem_attn()->prepare(ubatches);
-        return places.empty() ? nullptr : joint(cache, std::move(places), ubatches);
+        auto found = inner().get_mem_attn()->prepare(ubatches);
+        return found.empty() ? nullptr : joint(cache, std::move(found), ubatches);
     }
 
   private:

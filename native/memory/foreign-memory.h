@@ -24,7 +24,7 @@ class lctx_foreign_memory {
     // The last tokens of a sequence that must not be divided among ubatches; 0: any may.
     uint32_t n_keep_tail() const { return n_keep_tail_; }
 
-    // A context of the batch, which places rows in the cache too; nullptr when there is no room.
+    // A context of the batch, which gives rows cells in the cache too; nullptr when there is no room.
     virtual llama_memory_context_ptr batch(lctx_kv_cache & cache, const std::vector<llama_ubatch> & ubatches) = 0;
     // The context of graphs that are built for the worst case.
     virtual llama_memory_context_ptr full(lctx_kv_cache & cache) = 0;

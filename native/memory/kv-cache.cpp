@@ -111,7 +111,7 @@ bool lctx_kv_cache::prepare(const llama_ubatch & ubatch) {
         }
     }
     kv_.blocks.note_peak();
-    kv_.seqs.place_open(ubatch);
+    kv_.seqs.assign_open(ubatch);
     return true;
 }
 

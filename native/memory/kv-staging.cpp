@@ -21,9 +21,9 @@ void lctx_kv_store::forget_staged(int32_t seq) {
     read(staging, 0, data.data(), ggml_nbytes(staging));
     for (int32_t head = 0; head < n_head; head++) {
         const lctx_staging r = {&data[head * staging->ne[0]], shape_.n_staged};
-        for (int32_t place = 0; place < r.n_staged; place++) {
-            if (r.keys()[place] >= 0 && r.keys()[place] / staging_table->ne[0] == seq) {
-                r.keys()[place] = r.last_used()[place] = -1;
+        for (int32_t frame = 0; frame < r.n_staged; frame++) {
+            if (r.keys()[frame] >= 0 && r.keys()[frame] / staging_table->ne[0] == seq) {
+                r.keys()[frame] = r.last_used()[frame] = -1;
             }
         }
     }

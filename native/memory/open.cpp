@@ -14,7 +14,7 @@ void lctx_sequences::keep_open() {
     }
 }
 
-void lctx_sequences::place_open(const llama_ubatch & ubatch) {
+void lctx_sequences::assign_open(const llama_ubatch & ubatch) {
     open_rows_.assign(ubatch.n_tokens, -1);
     if (!has_open()) {
         return;

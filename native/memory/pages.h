@@ -26,7 +26,7 @@ class lctx_pages {
     // Free pages that share an aligned run of n_run pages with one that is held: where a run is given back as a whole, they are not.
     int32_t n_stuck(int32_t n_run) const;
 
-    // Held pages leave the end: each goes to the first free place while there is one before it and n_keep more. f(from, to) copies a page;
+    // Held pages leave the end: each goes to the first free page while there is one before it and n_keep more. f(from, to) copies a page;
     // false when it cannot, and then it stays with all behind it. Free pages are warm where one lay, and are to be cooled next.
     void pack(int32_t n_keep, const std::function<bool(int32_t, int32_t)> & f);
 

@@ -84,15 +84,15 @@ class lctx_sequences {
     bool take_votes_back(int32_t seq, int32_t n_pos);
     // All rows of a sequence were judged.
     void note_eviction(int32_t seq);
-    // Who votes, of the ubatch that was placed last.
+    // Who votes, of the ubatch that was prepared last.
     const std::vector<lctx_voter> & voters() const { return voters_; }
 
     // the open chunk (open.cpp)
     bool has_open() const { return chunks_ && chunks_->by_attention(); }
     // A batch begins: what its first rows continue must outlive it.
     void keep_open();
-    void place_open(const llama_ubatch & ubatch);
-    // Where the queries of the ubatch that was placed last go: lctx_chunk_row::open of every token.
+    void assign_open(const llama_ubatch & ubatch);
+    // Where the queries of the ubatch that was prepared last go: lctx_chunk_row::open of every token.
     const std::vector<int32_t> & open_rows() const { return open_rows_; }
 
     // spans (spans.cpp)

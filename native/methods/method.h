@@ -84,7 +84,7 @@ class lctx_method {
     virtual int32_t first_row(int32_t p) const { return p < 0 ? p : 0; }
 };
 
-// "name,key=value,key=value"; a word is the number of its place in the option's list of words.
+// "name,key=value,key=value"; a word is its index in the option's list of words.
 struct lctx_method_spec {
     std::string name;
     std::map<std::string, int32_t> options;

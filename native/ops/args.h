@@ -211,7 +211,7 @@ struct lctx_fetch_args {
         const int32_t n_unit_max = n_page_max * of_page();
         return table[key / n_unit_max * seq_stride + head * head_stride + key % n_unit_max];
     }
-    LCTX_HD int32_t near_unit(int32_t head, int32_t place) const { return head * params.n_staged + place; }
+    LCTX_HD int32_t near_unit(int32_t head, int32_t frame) const { return head * params.n_staged + frame; }
     LCTX_HD int32_t far_unit(int32_t head, int32_t key) const { return n_head_kv * params.n_staged + pool_unit(head, key); }
     LCTX_HD int32_t pool_unit(int32_t head, int32_t key) const {
         const int32_t page = key / of_page();
@@ -221,9 +221,9 @@ struct lctx_fetch_args {
     // The key lies nowhere near any more.
     LCTX_HD void forget(int32_t head, int32_t key) const {
         const lctx_staging r = staging_of(head);
-        const int32_t place = entry(head, key) - near_unit(head, 0);
-        if (place >= 0 && place < r.n_staged) {
-            r.keys()[place] = r.last_used()[place] = -1;
+        const int32_t frame = entry(head, key) - near_unit(head, 0);
+        if (frame >= 0 && frame < r.n_staged) {
+            r.keys()[frame] = r.last_used()[frame] = -1;
         }
         entry(head, key) = -1;
     }

@@ -3,7 +3,7 @@
 
 #include "args.h"
 
-// What one head of a sequence holds: a row's cell is its place among them, the row number itself when nothing is evicted.
+// What one head of a sequence holds: a row's cell is its index among them, the row number itself when nothing is evicted.
 struct lctx_cells {
     lctx_held held;
 

@@ -35,7 +35,7 @@ inline lctx_held_args lctx_held_of(const ggml_tensor * held) {
     if (!held) {
         return {};
     }
-    // the view of a layer says which heads are its own: what it has of each is in two places
+    // the view of a layer says which heads are its own: what it has of each is in two tensors
     const ggml_tensor * all = held->view_src ? held->view_src : held;
     const size_t first = ((const char *)held->data - (const char *)all->data) / held->nb[1];
     return {(int32_t *)all->data, all->ne[1] * all->ne[2], (int32_t)all->ne[1], (int32_t)first,

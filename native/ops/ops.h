@@ -1,7 +1,7 @@
 // The sub-ops of GGML_OP_LCTX: parameters and constructors. The sub-op is op_params[0].
 //
 // One page is LCTX_PAGE_ROWS rows of one layer and KV head; page i is the rows [i*64, i*64 + 64) of the K and V pools.
-// A row number counts the tokens of a sequence from 0. Its cell is its place among the rows that the head still holds: the row number
+// A row number counts the tokens of a sequence from 0. Its cell is its index among the rows that the head still holds: the row number
 // itself when nothing is evicted. A cell's page is table[cell / 64].
 #pragma once
 
@@ -142,7 +142,7 @@ struct lctx_chunk_row {
     int32_t row;
     int32_t seq;
     int32_t open;   // row of the open-chunk ring for its query: written when >= 0, else ~open is where its chunk was begun
-    int32_t angle;  // row of the angle table for its place in its chunk, where its key is stored
+    int32_t angle;  // row of the angle table for its offset in its chunk, where its key is stored
 };
 
 // One token of the batch, as *vote* sees it.
@@ -247,7 +247,7 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
                          ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries, ggml_tensor * index, const lctx_retain & retain,
                          int32_t chunk_size, int32_t index_bits);
 
-// Bring the units that the batch reads close, where there is room: the least recently read ones make place.
+// Bring the units that the batch reads close, where there is room: the least recently read ones make room.
 //   segs:       result of lctx_select; chunk_size, n_run: as of lctx_attend_params
 //   k:          result of lctx_store into the pool of all pages; v_pool, table: as there
 //   k_staged: as k_pool [head_dim_k, n_head_kv*n_staged << shift]: head h has the units from h*n_staged on; v_staged likewise

@@ -1,6 +1,6 @@
 // Which rows a head keeps: settings of the eviction rules, the arithmetic that host and kernels share, and where it is written down.
 //
-// Every KV head of a sequence holds some of the rows that were stored, ascending; the place of a row among them is its cell, and cell i
+// Every KV head of a sequence holds some of the rows that were stored, ascending; the index of a row among them is its cell, and cell i
 // lies in block table[i / 64]. Queries vote for the rows they read; at a border the rows without enough votes leave and the others move up.
 #pragma once
 

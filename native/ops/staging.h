@@ -1,8 +1,8 @@
 // Which rows of one KV head lie close to where it is computed, while all rows lie in a larger, slower memory.
 //
 // They lie there in units of a chunk, or of a page where chunks do not divide it. A run is read page by page: the units of a page that a
-// run touches all lie in the pool, or side by side at places that begin at a multiple of their number. Other units lie where there is room.
-// A key is sequence * n_unit_max + unit. Place s of head h is unit h * n_staged + s of the staged pools. Counts are of units.
+// run touches all lie in the pool, or side by side at frames that begin at a multiple of their number. Other units lie where there is room.
+// A key is sequence * n_unit_max + unit. Frame s of head h is unit h * n_staged + s of the staged pools. Counts are of units.
 #pragma once
 
 #include "portable.h"
@@ -20,23 +20,23 @@ struct lctx_staging {
     LCTX_HD int32_t & n_hit() const { return data[1]; }                // units that were here when they were wanted
     LCTX_HD int32_t & n_miss() const { return data[2]; }               // units that were brought
     LCTX_HD int32_t & n_far() const { return data[3]; }                // units that are read where they are: no room
-    LCTX_HD int32_t * keys() const { return data + HEADER; }           // -1: the place is empty
+    LCTX_HD int32_t * keys() const { return data + HEADER; }           // -1: the frame is empty
     LCTX_HD int32_t * last_used() const { return keys() + n_staged; }  // clock
 
-    // When any of n places was read last.
-    LCTX_HD int32_t last_used(int32_t place, int32_t n) const {
-        int32_t last = last_used()[place];
+    // When any of n frames was read last.
+    LCTX_HD int32_t last_used(int32_t frame, int32_t n) const {
+        int32_t last = last_used()[frame];
         for (int32_t i = 1; i < n; i++) {
-            last = lctx_max(last, last_used()[place + i]);
+            last = lctx_max(last, last_used()[frame + i]);
         }
         return last;
     }
-    // Whether n places have a page of n units.
-    LCTX_HD bool has_page(int32_t place, int32_t n) const {
-        const int32_t key = keys()[place];
+    // Whether n frames have a page of n units.
+    LCTX_HD bool has_page(int32_t frame, int32_t n) const {
+        const int32_t key = keys()[frame];
         bool all = key >= 0 && key % n == 0;
         for (int32_t i = 1; i < n; i++) {
-            all = all && keys()[place + i] == key + i;
+            all = all && keys()[frame + i] == key + i;
         }
         return all;
     }

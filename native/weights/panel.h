@@ -276,7 +276,7 @@ template <class W> struct lctx_step {
             }
         }
     }
-    // n values of all rows to their place, from value k0 on.
+    // n values of all rows, from value k0 on.
     void put(const lctx_panel & panel, int64_t k0, int64_t n) const {
         const int64_t n_group = n / W::GROUP, first = k0 / W::GROUP * LCTX_VL;
         lctx_each_transposed(bytes, n / 4,

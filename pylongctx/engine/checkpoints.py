@@ -32,38 +32,38 @@ class Checkpoints:
         self.needed = context.keeps_checkpoints
         self._context = context
         self._seq = seq
-        self._places: set[int] = set()
+        self._positions: set[int] = set()
 
     def request(self, pos: int) -> None:
         """Request a checkpoint at ``pos``."""
         if self.needed:
-            self._places.add(self._context.place(pos))
+            self._positions.add(self._context.cut_before(pos))
 
     def begin(self, pos: int, n: int) -> None:
         """Record that a text of ``n`` tokens follows position ``pos``; a short one gets no checkpoints."""
         if not self.needed:
             return
-        tail = self._context.place(max(pos, pos + n - TAIL))
-        self._places = {place for place in self._places if pos < place < tail}
+        tail = self._context.cut_before(max(pos, pos + n - TAIL))
+        self._positions = {position for position in self._positions if pos < position < tail}
         if n > TAIL:
-            self._places |= {tail, self._context.place(pos)}
+            self._positions |= {tail, self._context.cut_before(pos)}
             self.reach(pos, pos)
 
     def cut(self, pos: int, n: int) -> int:
         """Return how many of ``n`` tokens from ``pos`` a step may evaluate: it ends at a checkpoint."""
         if not self.needed:
             return n
-        return min(n, *(place - pos for place in (*self._places, self._next(pos)) if place > pos))
+        return min(n, *(position - pos for position in (*self._positions, self._next(pos)) if position > pos))
 
     def reach(self, start: int, pos: int) -> None:
         """Take the checkpoint at ``pos``, the end of the sequence, if one is requested there."""
-        if self.needed and pos and (pos in self._places or pos == self._next(pos - 1)):
-            self._places.discard(pos)
+        if self.needed and pos and (pos in self._positions or pos == self._next(pos - 1)):
+            self._positions.discard(pos)
             if refusal := self._context.checkpoint(self._seq):
                 LOG.warning("no checkpoint after %d tokens: %s", pos, refusal)
 
     def _next(self, pos: int) -> int:
         """Return the first regular position after ``pos``."""
         number = pos // SPACING + 1
-        place = self._context.place(number * SPACING)
-        return place if place > pos else self._context.place((number + 1) * SPACING)
+        position = self._context.cut_before(number * SPACING)
+        return position if position > pos else self._context.cut_before((number + 1) * SPACING)

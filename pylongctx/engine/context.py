@@ -151,10 +151,10 @@ class Context:
             done = lib.lctx_seq_checkpoint(self.handle, seq)
             return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
 
-    def place(self, pos: int) -> int:
+    def cut_before(self, pos: int) -> int:
         """Return the last position up to ``pos`` where a checkpoint is usable."""
         with self._lock:
-            return int(lib.lctx_context_place(self.handle, pos))
+            return int(lib.lctx_context_cut_before(self.handle, pos))
 
     def copy(self, source: int, target: int, n: int) -> bool:
         """Copy the first ``n`` positions of one sequence to another; False: refused, nothing changed."""

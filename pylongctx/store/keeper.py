@@ -61,7 +61,7 @@ class Keeper:
         session, border = self._session, n // BLOCK * BLOCK
         if n != self._end or not session.has_logits or not 0 < border <= n - MIN_TAIL:
             return False
-        return not self._layout.has_rows or session.context.place(n) == n  # a slice can end there
+        return not self._layout.has_rows or session.context.cut_before(n) == n  # a slice can end there
 
     def _keep_blocks(self, start: int, end: int) -> None:
         context, seq = self._session.context, self._session.seq

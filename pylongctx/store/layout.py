@@ -37,7 +37,7 @@ class Layout:
     @classmethod
     def of(cls, context: Context) -> Layout:
         """Return the layout of a context's sequences."""
-        whole = context.place(BLOCK) != BLOCK  # blocks end inside chunks
+        whole = context.cut_before(BLOCK) != BLOCK  # blocks end inside chunks
         kind = lib.LCTX_SLICES_NONE if whole else context.slice_kind
         return cls(kind != lib.LCTX_SLICES_NONE, kind != lib.LCTX_SLICES_ROWS)
 
