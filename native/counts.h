@@ -18,16 +18,16 @@ typedef struct lctx_sizes {
     uint64_t chunks;   // keys in few bits, or summaries of chunks and queries of the open one
     uint64_t near;     // keys at exact positions, next to grouped ones
     uint64_t other;    // block tables, lists of the rows that heads hold
-    uint64_t foreign;     // sliding windows and recurrent states, which are llama.cpp's own, with their checkpoints at most; of a hybrid
+    uint64_t foreign;  // sliding windows and recurrent states, which are llama.cpp's own, with their checkpoints at most; of a hybrid
                        // without a method also keys and values; the cache of an MTP block
     uint64_t compute;  // of graphs
     uint64_t free;     // of the device; 0: it does not tell, or is the host
 } lctx_sizes;
 
 typedef struct lctx_kv_info {
-    uint64_t bytes;       // of K and V in pages that hold rows now, near keys, what is kept of chunks, and the lists of rows
-    uint64_t peak_bytes;  // most bytes ever held
-    uint64_t full_bytes;  // what a full cache of the same types holds for the same tokens
+    uint64_t bytes;          // of K and V in pages that hold rows now, near keys, what is kept of chunks, and the lists of rows
+    uint64_t peak_bytes;     // most bytes ever held
+    uint64_t full_bytes;     // what a full cache of the same types holds for the same tokens
     uint64_t foreign_bytes;  // beside these: what stays llama.cpp's own (sliding windows, recurrent states), and checkpoints
     // Of devices that map memory in grains (2 MiB on an NVIDIA GPU): all that is mapped for the method; 0 where there is none such
     uint64_t mapped_bytes;

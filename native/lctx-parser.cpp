@@ -102,7 +102,7 @@ std::string & text_of(common_chat_msg & message, field of) {
     switch (of) {
         case field::content:   return message.content;
         case field::reasoning: return message.reasoning_content;
-        default:              return message.tool_calls.back().arguments;
+        default:               return message.tool_calls.back().arguments;
     }
 }
 

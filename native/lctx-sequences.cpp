@@ -1,10 +1,10 @@
 // The C API: sequences, and their states.
 #include "context-sequences.h"
 #include "firewall.h"
+#include "foreign.h"
 #include "handles.h"
 #include "llama-context.h"
 #include "log.h"
-#include "foreign.h"
 
 #include <algorithm>
 #include <initializer_list>

@@ -274,9 +274,9 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 // lctx_context_error says why.
 int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on);
 
-// Keep of all layers and KV heads together the rows with the largest votes: so large a fraction, above 0 and at most 1, of what a full cache
-// holds of the text. The pages behind them are free, and the replay is over. Positions before the end of the text cannot be cut back to.
-// 1 done, 0 refused and nothing changed: lctx_context_error says why.
+// Keep of all layers and KV heads together the rows with the largest votes: so large a fraction, above 0 and at most 1, of what a full
+// cache holds of the text. The pages behind them are free, and the replay is over. Positions before the end of the text cannot be cut back
+// to. 1 done, 0 refused and nothing changed: lctx_context_error says why.
 int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double fraction);
 
 // Forget all other sequences.

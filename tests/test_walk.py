@@ -19,19 +19,19 @@ RULE = "+corm,window=256,recent=16,evict_every=256"  # all vote, for all rows
 
 
 def lookups(n_rows: int, n_tokens: int, n_threads: int, spec: str) -> np.ndarray:
-    """Return how many segments and how many spans a step looked at."""
+    """Return how many segments and how many items a step looked at."""
     sizes = {"n_head": N_HEAD, "n_head_kv": N_HEAD, "head_dim_k": 32, "head_dim_v": 32, "n_threads": n_threads}
     case = evict_case("step", n_rows=n_rows, sharpness=1.0, **sizes)
     out = ffi.new("lctx_lookups_args *")
     call(lib.lctx_lookups_run, out)
     run_step(case, make_inputs(case), spec, n_tokens, n_ctx_train=n_rows)
     call(lib.lctx_lookups_run, out)
-    return np.array([out.segments, out.spans])
+    return np.array([out.segments, out.items])
 
 
 @pytest.mark.parametrize("n_tokens", [1, 5, 70])
 def test_lookups_do_not_grow_with_threads(n_tokens):
-    """A list is inverted once, and a part goes through its own spans: of a vote, those with a block of its cells."""
+    """A list is inverted once, and a split goes through its own items: of a vote, those with a block of its cells."""
     for spec in (SPEC, SPEC + RULE):
         counts = [lookups(1000, n_tokens, n_threads, spec) for n_threads in THREADS]
         assert counts[0].min() > 0

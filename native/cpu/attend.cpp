@@ -1,6 +1,6 @@
 // *attend*: every query over its segments of stored rows.
 //
-// Work is cut into tiles (walk.h). Per span and block of up to 64 cells: S = K Q^T, online softmax, O += P V. With few tiles (decode) each
+// Work is cut into tiles (walk.h). Per item and block of up to 64 cells: S = K Q^T, online softmax, O += P V. With few tiles (decode) each
 // is also split over the blocks that it reads, and the partial states are merged in their order at the end: the bits of a sum do not depend
 // on the number of threads. With params.fixed they do not depend on anything beside the query: a tile of any size is computed in one way,
 // and states are merged at fixed cells.
@@ -10,7 +10,7 @@
 
 namespace {
 
-struct plan : lctx_tiling {
+struct schedule : lctx_tiling {
     int dim_v;  // padded to vector width
     int64_t n_tile = 0;
     int n_split = 1;  // of a tile's blocks
@@ -21,7 +21,7 @@ struct plan : lctx_tiling {
     static constexpr int PIECE_BLOCKS = 8;           // of a split that ends at fixed cells
     static constexpr size_t PIECES_SIZE = 32 << 20;  // of the states of those that threads share, at most
 
-    explicit plan(const lctx_attend_args & a) : lctx_tiling(a), dim_v(lctx_round_up(a.head_dim_v, LCTX_VL)) {}
+    explicit schedule(const lctx_attend_args & a) : lctx_tiling(a), dim_v(lctx_round_up(a.head_dim_v, LCTX_VL)) {}
     void set_cut(const lctx_attend_args & a, const int32_t * cut) {
         use_cut(cut);
         n_tile = (int64_t)a.n_head_kv * tiles_per_head();
@@ -54,7 +54,7 @@ struct plan : lctx_tiling {
         return last;
     }
     int64_t least_tiles(const lctx_attend_args & a) const {
-        return (int64_t)a.n_head_kv * n_head_tile * lctx_ceil_div(a.n_tokens, token_block);
+        return (int64_t)a.n_head_kv * n_head_tile * lctx_ceil_div(a.n_tokens, tile_tokens);
     }
     // Where splits end at fixed cells, all of them wait until they are merged. Where they would be too many, a tile has one thread.
     size_t pieces_size(const lctx_attend_args & a) const {
@@ -76,11 +76,11 @@ struct plan : lctx_tiling {
         return a.params.fixed ? (shares_pieces(a) ? pieces_size(a) : 0) : (size_t)2 * JOBS * state_size() * sizeof(float);
     }
     // What the tiles read is looked up once for all their splits.
-    size_t shared_spans_size(const lctx_attend_args & a) const {
-        return least_tiles(a) < JOBS ? JOBS * GGML_PAD(lctx_spans::size(a, *this), LCTX_CACHE_LINE) : 0;
+    size_t shared_plans_size(const lctx_attend_args & a) const {
+        return least_tiles(a) < JOBS ? JOBS * GGML_PAD(lctx_tile_plan::size(a, *this), LCTX_CACHE_LINE) : 0;
     }
-    lctx_spans shared_spans(const lctx_attend_args & a, char * base, int64_t index) const {
-        return {base + index * GGML_PAD(lctx_spans::size(a, *this), LCTX_CACHE_LINE), *this};
+    lctx_tile_plan shared_plan(const lctx_attend_args & a, char * base, int64_t index) const {
+        return {base + index * GGML_PAD(lctx_tile_plan::size(a, *this), LCTX_CACHE_LINE), *this};
     }
 };
 
@@ -88,80 +88,82 @@ struct plan : lctx_tiling {
 struct scratch {
     lctx_block_scratch block;
     float * states;      // of all columns of a tile, and of one of its pieces
-    lctx_states picked;  // of the columns that read a span
+    lctx_states picked;  // of the columns that read an item
     lctx_sparse_scratch sparse;
     lctx_turned turned;
-    lctx_spans spans;
+    lctx_tile_plan plan;
 
-    static size_t block_size(const lctx_attend_args & a, const plan & g) {
+    static size_t block_size(const lctx_attend_args & a, const schedule & g) {
         const size_t of_block = lctx_block_scratch::n_float(g.max_reader(), a.head_dim_k, g.dim_v);
         return GGML_PAD(std::max(of_block, lctx_sparse_scratch::n_float(a.head_dim_k, g.dim_v)) * sizeof(float), LCTX_CACHE_LINE);
     }
     // pointers, sums, and a row for columns that are not there
-    static size_t picked_size(const plan & g) { return g.max_reader() * (sizeof(float *) + 2 * sizeof(float)) + g.dim_v * sizeof(float); }
-    static size_t states_size(const lctx_attend_args & a, const plan & g) {
+    static size_t picked_size(const schedule & g) {
+        return g.max_reader() * (sizeof(float *) + 2 * sizeof(float)) + g.dim_v * sizeof(float);
+    }
+    static size_t states_size(const lctx_attend_args & a, const schedule & g) {
         return GGML_PAD(picked_size(g) + (g.has_pieces(a) ? 2 : 1) * g.state_size() * sizeof(float), LCTX_CACHE_LINE);
     }
-    static size_t size(const lctx_attend_args & a, const plan & g) {
-        return GGML_PAD(block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g) + lctx_spans::size(a, g), LCTX_CACHE_LINE);
+    static size_t size(const lctx_attend_args & a, const schedule & g) {
+        return GGML_PAD(block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g) + lctx_tile_plan::size(a, g), LCTX_CACHE_LINE);
     }
-    scratch(char * base, const lctx_attend_args & a, const plan & g)
+    scratch(char * base, const lctx_attend_args & a, const schedule & g)
         : block((float *)base, g.max_reader(), a.head_dim_k, g.dim_v),
           states((float *)(base + block_size(a, g) + picked_size(g))),
           picked((float *)((float **)(base + block_size(a, g)) + g.max_reader()), (float **)(base + block_size(a, g)), g.max_reader(),
                  g.dim_v),
           sparse((float *)base, a.head_dim_k, g.dim_v),
           turned(base + block_size(a, g) + states_size(a, g), a, g),
-          spans(base + block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g), g) {}
+          plan(base + block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g), g) {}
 };
 
-// The states of the readers: those of the tile when all columns read the span, else sums of their own and the outputs of the tile.
-lctx_states states_of(const lctx_span & span, const lctx_tile & tile, const scratch & w, const lctx_states & st, int n_pad) {
-    if (span.n == tile.n_column) {
+// The states of the readers: those of the tile when all columns read the item, else sums of their own and the outputs of the tile.
+lctx_states states_of(const lctx_item & item, const lctx_tile & tile, const scratch & w, const lctx_states & st, int n_pad) {
+    if (item.n == tile.n_column) {
         return st;
     }
     std::fill_n(w.picked.m, n_pad, -INFINITY);
     std::fill_n(w.picked.l, n_pad, 0.0f);
-    for (int i = 0; i < span.n; i++) {
-        const int column = span.readers[i].column;
+    for (int i = 0; i < item.n; i++) {
+        const int column = item.readers[i].column;
         w.picked.m[i] = st.m[column], w.picked.l[i] = st.l[column], w.picked.anywhere[i] = st.out(column);
     }
-    std::fill_n(w.picked.anywhere + span.n, lctx_few_pad(span.n) - span.n, w.picked.l + (w.picked.l - w.picked.m));
+    std::fill_n(w.picked.anywhere + item.n, lctx_few_pad(item.n) - item.n, w.picked.l + (w.picked.l - w.picked.m));
     return w.picked;
 }
 
-// Blocks [first, end) of a span.
-LCTX_ALONE void attend_span(const lctx_attend_args & a, const lctx_tile & tile, const lctx_span & span, int first, int end,
+// Blocks [first, end) of an item.
+LCTX_ALONE void attend_item(const lctx_attend_args & a, const lctx_tile & tile, const lctx_item & item, int first, int end,
                             const scratch & w, const lctx_states & st) {
-    const lctx_columns columns(w.block.queries, span.n, a.head_dim_k, a.params.fixed, lctx_as_rows(a, span.n, span.is_chunk));
-    span.load_queries(a, tile, columns, w.block.rotated, w.turned);
+    const lctx_columns columns(w.block.queries, item.n, a.head_dim_k, a.params.fixed, lctx_as_rows(a, item.n, item.is_chunk));
+    item.load_queries(a, tile, columns, w.block.rotated, w.turned);
     lctx_round_for_scores(a, columns);
-    const lctx_states own = states_of(span, tile, w, st, columns.n_pad);
+    const lctx_states own = states_of(item, tile, w, st, columns.n_pad);
     for (int i = first; i < end; i++) {
-        const int index = span.first_block() + i, cell = span.block_lo(index), n = span.block_hi(index) - cell;
-        const lctx_block block = {cell, n, span.head_kv, span.seq, span.near, i + 1 < end ? cell + n : span.next};
-        lctx_attend_block(a, columns, span.cells, block, own, w.block, [&](float * s, int cell_step, int column_step) {
-            if (span.is_partial(cell, n)) {
-                span.mask(a, n, s, cell_step, column_step, [&](int x) { return cell + x; });
+        const int index = item.first_block() + i, cell = item.block_lo(index), n = item.block_hi(index) - cell;
+        const lctx_block block = {cell, n, item.head_kv, item.seq, item.near, i + 1 < end ? cell + n : item.next};
+        lctx_attend_block(a, columns, item.cells, block, own, w.block, [&](float * s, int cell_step, int column_step) {
+            if (item.is_partial(cell, n)) {
+                item.mask(a, n, s, cell_step, column_step, [&](int x) { return cell + x; });
             }
         });
     }
-    for (int i = 0; own.m != st.m && i < span.n; i++) {
-        st.m[span.readers[i].column] = own.m[i], st.l[span.readers[i].column] = own.l[i];
+    for (int i = 0; own.m != st.m && i < item.n; i++) {
+        st.m[item.readers[i].column] = own.m[i], st.l[item.readers[i].column] = own.l[i];
     }
 }
 
 // All that a tile reads, in pieces that end at fixed cells.
-void attend_pieces(const lctx_attend_args & a, const plan & g, const lctx_tile & tile, const lctx_spans & spans, const scratch & w,
+void attend_pieces(const lctx_attend_args & a, const schedule & g, const lctx_tile & tile, const lctx_tile_plan & plan, const scratch & w,
                    const lctx_states & st) {
     const lctx_states piece = g.states(w.states + g.state_size());
     st.clear(lctx_round_up(tile.n_column, LCTX_VL));
-    lctx_each_span(a, g, tile.head_kv, spans, 0, spans.n, [&](const lctx_span & span) {
-        for (int first = 0, end = 0; first < span.n_block(); first = end) {
-            const int next = lctx_round_up(span.first_block() + first + 1, plan::PIECE_BLOCKS);
-            end = std::min(span.n_block(), next - span.first_block());
+    lctx_each_item(a, g, tile.head_kv, plan, 0, plan.n, [&](const lctx_item & item) {
+        for (int first = 0, end = 0; first < item.n_block(); first = end) {
+            const int next = lctx_round_up(item.first_block() + first + 1, schedule::PIECE_BLOCKS);
+            end = std::min(item.n_block(), next - item.first_block());
             piece.clear(lctx_round_up(tile.n_column, LCTX_VL));
-            attend_span(a, tile, span, first, end, w, piece);
+            attend_item(a, tile, item, first, end, w, piece);
             for (int c = 0; c < tile.n_column; c++) {
                 st.merge(c, piece);
             }
@@ -170,42 +172,42 @@ void attend_pieces(const lctx_attend_args & a, const plan & g, const lctx_tile &
 }
 
 // Piece number `index` of a tile, counted over its segments.
-void attend_piece(const lctx_attend_args & a, const plan & g, const lctx_tile & tile, const lctx_spans & spans, const scratch & w,
+void attend_piece(const lctx_attend_args & a, const schedule & g, const lctx_tile & tile, const lctx_tile_plan & plan, const scratch & w,
                   const lctx_states & st, int index) {
-    const int segment = index / g.n_piece, first_block = index % g.n_piece * plan::PIECE_BLOCKS;
+    const int segment = index / g.n_piece, first_block = index % g.n_piece * schedule::PIECE_BLOCKS;
     st.clear(lctx_round_up(tile.n_column, LCTX_VL));
-    lctx_each_span(a, g, tile.head_kv, spans, segment, segment + 1, [&](const lctx_span & span) {
-        const int first = std::max(0, first_block - span.first_block());
-        const int end = std::min(span.n_block(), first_block + plan::PIECE_BLOCKS - span.first_block());
+    lctx_each_item(a, g, tile.head_kv, plan, segment, segment + 1, [&](const lctx_item & item) {
+        const int first = std::max(0, first_block - item.first_block());
+        const int end = std::min(item.n_block(), first_block + schedule::PIECE_BLOCKS - item.first_block());
         if (first < end) {
-            attend_span(a, tile, span, first, end, w, st);
+            attend_item(a, tile, item, first, end, w, st);
         }
     });
 }
 
 // Part `split` of the blocks that a tile reads.
-void attend_tile(const lctx_attend_args & a, const plan & g, const lctx_tile & tile, const lctx_spans & spans, const scratch & w,
+void attend_tile(const lctx_attend_args & a, const schedule & g, const lctx_tile & tile, const lctx_tile_plan & plan, const scratch & w,
                  const lctx_states & st, int split) {
     if (g.has_pieces(a)) {
-        return g.n_split > 1 ? attend_piece(a, g, tile, spans, w, st, split) : attend_pieces(a, g, tile, spans, w, st);
+        return g.n_split > 1 ? attend_piece(a, g, tile, plan, w, st, split) : attend_pieces(a, g, tile, plan, w, st);
     }
     w.turned.fill(a, tile);
     st.clear(lctx_round_up(tile.n_column, LCTX_VL));
-    const int64_t n_block = spans.n_block();
+    const int64_t n_block = plan.n_block();
     const int split_first = (int)(n_block * split / g.n_split), split_end = (int)(n_block * (split + 1) / g.n_split);
     if (split_first == split_end) {
         return;
     }
-    const int first_span = spans.span_of(split_first);
-    int at = spans.n_before[first_span];  // blocks of the spans before
-    lctx_each_span(a, g, tile.head_kv, spans, first_span, spans.span_from(split_end), [&](const lctx_span & span) {
-        const int first = std::max(split_first - at, 0), end = std::min(split_end - at, span.n_block());
-        if (first < end && span.is_chunk && lctx_is_sparse(a, tile)) {
-            lctx_attend_sparse(a, tile, span, first, end, w.turned, st, w.sparse);
+    const int first_item = plan.item_of(split_first);
+    int at = plan.n_before[first_item];  // blocks of the items before
+    lctx_each_item(a, g, tile.head_kv, plan, first_item, plan.item_from(split_end), [&](const lctx_item & item) {
+        const int first = std::max(split_first - at, 0), end = std::min(split_end - at, item.n_block());
+        if (first < end && item.is_chunk && lctx_is_sparse(a, tile)) {
+            lctx_attend_sparse(a, tile, item, first, end, w.turned, st, w.sparse);
         } else if (first < end) {
-            attend_span(a, tile, span, first, end, w, st);
+            attend_item(a, tile, item, first, end, w, st);
         }
-        at += span.n_block();
+        at += item.n_block();
     });
 }
 
@@ -215,7 +217,7 @@ void write_tile(const lctx_attend_args & a, const lctx_tile & tile, const lctx_s
     }
 }
 
-void merge_tile(const lctx_attend_args & a, const plan & g, int64_t index, float * partials) {
+void merge_tile(const lctx_attend_args & a, const schedule & g, int64_t index, float * partials) {
     const lctx_tile tile = g.tile(index);
     float * first = partials + (size_t)index * g.n_split * g.state_size();
     const lctx_states st = g.states(first);
@@ -242,32 +244,32 @@ const char * lctx_cpu_prompt_products() {
 }
 
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks) {
-    const plan g(args);
-    return LCTX_CACHE_LINE + scratch::size(args, g) * n_tasks + g.partial_size(args) + g.shared_spans_size(args) +
+    const schedule g(args);
+    return LCTX_CACHE_LINE + scratch::size(args, g) * n_tasks + g.partial_size(args) + g.shared_plans_size(args) +
            (args.n_tokens + 2) * sizeof(int32_t);
 }
 
 // Every tile by one thread.
-static void attend_whole(const ggml_compute_params * params, const lctx_attend_args & args, const plan & g, const scratch & w) {
+static void attend_whole(const ggml_compute_params * params, const lctx_attend_args & args, const schedule & g, const scratch & w) {
     for (int64_t index = params->ith; index < g.n_tile; index = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         const lctx_tile tile = g.tile(index);
         const lctx_states st = g.states(w.states);
-        lctx_invert(args, g, tile, w.spans);
-        attend_tile(args, g, tile, w.spans, w, st, 0);
+        lctx_invert(args, g, tile, w.plan);
+        attend_tile(args, g, tile, w.plan, w, st, 0);
         write_tile(args, tile, st);
     }
 }
 
 // Parts of tiles, whose states are merged.
-static void attend_splits(const ggml_compute_params * params, const lctx_attend_args & args, const plan & g, const scratch & w,
-                         float * partials, char * shared) {
+static void attend_splits(const ggml_compute_params * params, const lctx_attend_args & args, const schedule & g, const scratch & w,
+                          float * partials, char * shared) {
     for (int64_t index = params->ith; index < g.n_tile; index += params->nth) {
-        lctx_invert(args, g, g.tile(index), g.shared_spans(args, shared, index));
+        lctx_invert(args, g, g.tile(index), g.shared_plan(args, shared, index));
     }
     ggml_barrier(params->threadpool);
     for (int64_t job = params->ith; job < g.n_tile * g.n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         const int64_t index = job / g.n_split;
-        attend_tile(args, g, g.tile(index), g.shared_spans(args, shared, index), w, g.states(partials + (size_t)job * g.state_size()),
+        attend_tile(args, g, g.tile(index), g.shared_plan(args, shared, index), w, g.states(partials + (size_t)job * g.state_size()),
                     (int)(job % g.n_split));
     }
     ggml_barrier(params->threadpool);
@@ -277,13 +279,13 @@ static void attend_splits(const ggml_compute_params * params, const lctx_attend_
 }
 
 void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args & args) {
-    plan g(args);
+    schedule g(args);
     // a vector that straddles two cache lines costs two loads
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const scratch w(base + params->ith * scratch::size(args, g), args, g);
     float * partials = (float *)(base + params->nth * scratch::size(args, g));
     char * shared = (char *)partials + g.partial_size(args);
-    int32_t * cut = (int32_t *)(shared + g.shared_spans_size(args));
+    int32_t * cut = (int32_t *)(shared + g.shared_plans_size(args));
 
     if (params->ith == 0) {
         g.cut_tokens(args, cut);

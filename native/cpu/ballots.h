@@ -5,7 +5,7 @@
 
 // The columns of a block of scores, as voters.
 struct lctx_ballots {
-    float * threshold;  // [n_pad] least score of an important row: LSE - ln t, t the rows that the query's segments span; inf: no vote
+    float * threshold;  // [n_pad] least score of an important row: LSE - ln t, t the rows that the query reads; inf: no vote
     float * lse;        // [n_pad] inf: no vote
     int32_t * step;     // [n_pad] the query's row
 
@@ -17,8 +17,8 @@ struct lctx_ballots {
         std::fill_n(lse, LCTX_MAX_COLUMNS, INFINITY);
         std::fill_n(step, LCTX_MAX_COLUMNS, -1);
     }
-    void set(int column, float of_lse, int64_t n_span, int32_t row) const {
-        threshold[column] = of_lse - logf((float)n_span);
+    void set(int column, float of_lse, int64_t n_item, int32_t row) const {
+        threshold[column] = of_lse - logf((float)n_item);
         lse[column] = of_lse;
         step[column] = row;
     }
@@ -81,8 +81,8 @@ static inline void lctx_count_votes(lctx_held held, lctx_score kind, const lctx_
     }
 }
 
-// Rows that a query's segments span.
-static inline int64_t lctx_span_rows(const lctx_segment * segs, int n_seg) {
+// Rows that a query reads.
+static inline int64_t lctx_rows_read(const lctx_segment * segs, int n_seg) {
     int64_t n = 0;
     for (int i = 0; i < n_seg; i++) {
         n += std::max(0, segs[i].row1 - segs[i].row0);

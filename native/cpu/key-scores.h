@@ -57,16 +57,16 @@ class lctx_group_scores {
             (q_.a.index.bits == 1 ? score<1>(group) : score<2>(group));
             last_ = group;
         }
-        return q_.w.parts;
+        return q_.w.many;
     }
 
   private:
     template <int BITS> void score(int32_t group) {
         const char * at = rows_.group(group);
         if (q_.step.few()) {
-            lctx_index_few<BITS>(q_.a.index, at, q_.bytes, q_.query, q_.n, q_.w.parts, GROUP);
+            lctx_index_few<BITS>(q_.a.index, at, q_.bytes, q_.query, q_.n, q_.w.many, GROUP);
         } else {
-            lctx_index_many<BITS>(q_.a.index, at, q_.many, (int32_t *)q_.w.k, q_.w.parts);
+            lctx_index_many<BITS>(q_.a.index, at, q_.many, (int32_t *)q_.w.k, q_.w.many);
         }
     }
 
@@ -76,11 +76,11 @@ class lctx_group_scores {
 };
 
 // The largest of 16 values, and the sum of 2^(value - largest).
-struct lctx_log_parts {
+struct lctx_log_sum {
     float most, sum;
 };
 
-static inline lctx_log_parts lctx_sum_row(const float * s, int lo, int hi) {
+static inline lctx_log_sum lctx_sum_row(const float * s, int lo, int hi) {
     constexpr int N = lctx_index_shape::GROUP / LCTX_VL;
     float masked[lctx_index_shape::GROUP];
     if (lo > 0 || hi < lctx_index_shape::GROUP) {
@@ -128,7 +128,7 @@ static inline void lctx_sum_columns(const float * s, int64_t step, int lo, int h
 }
 
 // Parts of both.
-static inline void lctx_add_parts(lctx_vf & most, lctx_vf & sum, lctx_vf more, lctx_vf more_sum) {
+static inline void lctx_add_log_sum(lctx_vf & most, lctx_vf & sum, lctx_vf more, lctx_vf more_sum) {
     const lctx_vf top = lctx_vmax(most, more), base = top == lctx_vset(-INFINITY) ? lctx_vf{} : top;
     sum = sum * lctx_vexp2(most - base) + more_sum * lctx_vexp2(more - base);
     most = top;
@@ -148,13 +148,13 @@ class lctx_few_keys {
     void add(int chunk, const float * scores, int lo, int hi) {
         const int lane = chunk % LCTX_VL;
         for (int c = 0; c < q_.n; c++) {
-            const lctx_log_parts p = lctx_sum_row(scores + c * lctx_index_shape::GROUP, lo, hi);
+            const lctx_log_sum p = lctx_sum_row(scores + c * lctx_index_shape::GROUP, lo, hi);
             float &most = most_[c][lane], &sum = sum_[c][lane];
             if (most == -INFINITY) {
                 most = p.most, sum = p.sum;
             } else if (p.most != -INFINITY) {
                 lctx_vf m = lctx_vset(most), l = lctx_vset(sum);
-                lctx_add_parts(m, l, lctx_vset(p.most), lctx_vset(p.sum));
+                lctx_add_log_sum(m, l, lctx_vset(p.most), lctx_vset(p.sum));
                 most = m[0], sum = l[0];
             }
         }
@@ -216,7 +216,7 @@ static inline void lctx_score_keys(const lctx_select_args & a, const lctx_select
         const lctx_chunk_range own(a, t.token(c), slot);
         first[c] = own.first, end[c] = own.end;
     }
-    float *most = w.parts + lctx_index_shape::GROUP * LCTX_MAX_COLUMNS, *sum = most + LCTX_MAX_COLUMNS;
+    float *most = w.many + lctx_index_shape::GROUP * LCTX_MAX_COLUMNS, *sum = most + LCTX_MAX_COLUMNS;
     for (int chunk = r.first; chunk < r.end; chunk++) {
         std::fill_n(most, q.n_pad, -INFINITY);
         std::fill_n(sum, q.n_pad, 1.0f);
@@ -229,7 +229,7 @@ static inline void lctx_score_keys(const lctx_select_args & a, const lctx_select
                     m_all = m, l_all = l;
                 } else {
                     l_all = m_all == lctx_vset(-INFINITY) ? lctx_vf{} : l_all;
-                    lctx_add_parts(m_all, l_all, m, l);
+                    lctx_add_log_sum(m_all, l_all, m, l);
                 }
                 lctx_vstore(most + c, m_all), lctx_vstore(sum + c, l_all);
             }

@@ -1,4 +1,4 @@
-// How much of the lists *attend* and *vote* look at: an addition per tile or part, for tests. It must grow neither with the number of
+// How much of the lists *attend* and *vote* look at: an addition per tile or split, for tests. It must grow neither with the number of
 // threads nor with the context.
 #pragma once
 
@@ -7,5 +7,5 @@
 
 struct lctx_lookups {
     static inline std::atomic<int64_t> segments{0};  // of lists that were inverted
-    static inline std::atomic<int64_t> spans{0};     // that parts of tiles went through
+    static inline std::atomic<int64_t> items{0};     // that splits of tiles went through
 };

@@ -61,7 +61,7 @@ struct lctx_select_scratch {
     float * rotated;   // [head_dim]
     float * k;         // [BLOCK][query_dim] summaries; or words of a group
     float * few;       // [FEW_COLUMNS][BLOCK] scores of few columns
-    float * parts;     // [2][BLOCK][MAX_COLUMNS] scores of the others and of outliers; or of the rows of a group
+    float * many;      // [2][BLOCK][MAX_COLUMNS] scores of the others and of outliers; or of the rows of a group
     int32_t * chosen;  // [n_free]
 
     static int n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
@@ -90,7 +90,7 @@ struct lctx_select_scratch {
         rotated = p, p += a.head_dim;
         k = p, p += n_keys(a);
         few = p, p += LCTX_FEW_COLUMNS * LCTX_BLOCK;
-        parts = p, p += 2 * LCTX_BLOCK * LCTX_MAX_COLUMNS;
+        many = p, p += 2 * LCTX_BLOCK * LCTX_MAX_COLUMNS;
         chosen = (int32_t *)p;
     }
 };
@@ -109,12 +109,12 @@ static inline void lctx_column_query(const lctx_select_args & a, const lctx_sele
     }
 }
 
-// A query as it meets all parts of a summary but an outlier.
+// A query as it meets all vectors of a summary but an outlier.
 static inline void lctx_wide_query(const lctx_select_args & a, const float * q, float * wide) {
     const int dim = a.head_dim, n_sum = a.chunks.summary().n_sum();
-    for (int part = 0; part < n_sum; part++) {
+    for (int vector = 0; vector < n_sum; vector++) {
         for (int d = 0; d < dim; d++) {
-            wide[part * dim + d] = lctx_meet(a.chunks.representation, part, q[d], a.scale);
+            wide[vector * dim + d] = lctx_meet(a.chunks.representation, vector, q[d], a.scale);
         }
     }
 }
@@ -154,7 +154,7 @@ struct lctx_query_columns {
     }
 };
 
-// n summaries, or parts of them; next: what is read after them, or NULL.
+// n summaries, or vectors of them; next: what is read after them, or NULL.
 struct lctx_summary_block {
     ggml_type type;
     const char *first, *next;
@@ -184,10 +184,10 @@ static inline void lctx_add_outliers(float * others, const float * outlier, int 
     }
 }
 
-// Scores of a block of summaries: rows [column][BLOCK] where there are few columns, else [chunk][n_pad]; in w.parts.
+// Scores of a block of summaries: rows [column][BLOCK] where there are few columns, else [chunk][n_pad]; in w.many.
 static inline const float * lctx_summary_scores(const lctx_query_columns & q, const lctx_summary_block & b) {
     const lctx_columns & columns = q.columns;
-    float *others = q.w.parts, *outlier = q.w.parts + LCTX_BLOCK * LCTX_MAX_COLUMNS;
+    float *others = q.w.many, *outlier = q.w.many + LCTX_BLOCK * LCTX_MAX_COLUMNS;
     const bool few = q.step.few();
     const auto product = [&](const lctx_columns & c, const lctx_summary_block & block, float * to) {
         few ? lctx_few_products(c, block, to, q.w) : lctx_many_products(c, block, to, q.w);

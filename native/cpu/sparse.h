@@ -100,13 +100,13 @@ template <int N> static inline void lctx_sparse_columns(const lctx_attend_args &
               lctx_rows_anywhere{out}, true);
 }
 
-// Blocks [first, end) of the chunk of a span, ROWS rows at a time, for its readers.
-static LCTX_ALONE void lctx_attend_sparse(const lctx_attend_args & a, const lctx_tile & tile, const lctx_span & span, int first, int end,
+// Blocks [first, end) of the chunk of an item, ROWS rows at a time, for its readers.
+static LCTX_ALONE void lctx_attend_sparse(const lctx_attend_args & a, const lctx_tile & tile, const lctx_item & item, int first, int end,
                                           const lctx_turned & turned, const lctx_states & st, const lctx_sparse_scratch & w) {
     constexpr int N = LCTX_SPARSE_COLUMNS;
-    const int last_cell = span.block_hi(span.first_block() + end - 1);
-    for (int cell = span.block_lo(span.first_block() + first); cell < last_cell; cell += LCTX_SPARSE_ROWS) {
-        const char *k = lctx_key_row(a.cache, cell, span.head_kv, span.seq), *v = lctx_value_row(a.cache, cell, span.head_kv, span.seq);
+    const int last_cell = item.block_hi(item.first_block() + end - 1);
+    for (int cell = item.block_lo(item.first_block() + first); cell < last_cell; cell += LCTX_SPARSE_ROWS) {
+        const char *k = lctx_key_row(a.cache, cell, item.head_kv, item.seq), *v = lctx_value_row(a.cache, cell, item.head_kv, item.seq);
         lctx_unpack_rows(a.cache.k_pool.type, k, a.cache.k_pool.row_size, LCTX_SPARSE_ROWS, a.head_dim_k, w.rows, a.head_dim_k);
         lctx_unpack_rows(a.cache.v_pool.type, v, a.cache.v_pool.row_size, LCTX_SPARSE_ROWS, a.head_dim_v, w.values, st.dim_v);
         lctx_transpose_rows(w.rows, a.head_dim_k, w.keys);
@@ -115,16 +115,16 @@ static LCTX_ALONE void lctx_attend_sparse(const lctx_attend_args & a, const lctx
             const float * q[n];
             int column[n];
             for (int c = 0; c < n; c++) {
-                const lctx_reader & reader = span.readers[i + c];
+                const lctx_reader & reader = item.readers[i + c];
                 column[c] = reader.column, q[c] = turned.of(reader, tile);
             }
             lctx_sparse_columns<n>(a, q, column, st, w);
             i += n;
         };
-        while (i + N <= span.n) {
+        while (i + N <= item.n) {
             some(std::integral_constant<int, N>{});
         }
-        while (i < span.n) {
+        while (i < item.n) {
             some(std::integral_constant<int, 1>{});
         }
     }

@@ -16,7 +16,7 @@ struct scratch {
     float * queries;
     float * k;        // [chunk_size][head_dim_k]
     float * rotated;  // [head_dim_k]
-    float * summary;  // [LCTX_MOST_PARTS*head_dim_k]
+    float * summary;  // [LCTX_MOST_VECTORS*head_dim_k]
     float * mean;     // [dim_v]
     float * weights;  // [chunk_size]
     int32_t * token;  // [chunk_size] token of the batch that holds a row's query, -1: it is in the ring
@@ -25,7 +25,7 @@ struct scratch {
     static size_t size(const lctx_summarize_args & a) {
         const size_t n_chunk = a.params.chunk_size, dim_v = pad_v(a);
         const size_t n = n_chunk * (LCTX_MAX_COLUMNS + dim_v + a.head_dim_k + 2) + LCTX_MAX_COLUMNS * (dim_v + 3) +
-                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + (1 + LCTX_MOST_PARTS) * a.head_dim_k + dim_v;
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + (1 + LCTX_MOST_VECTORS) * a.head_dim_k + dim_v;
         return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_summarize_args & a) {
@@ -40,7 +40,7 @@ struct scratch {
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k);
         k = p, p += n_chunk * a.head_dim_k;
         rotated = p, p += a.head_dim_k;
-        summary = p, p += LCTX_MOST_PARTS * a.head_dim_k;
+        summary = p, p += LCTX_MOST_VECTORS * a.head_dim_k;
         mean = p, p += dim_v;
         weights = p, p += n_chunk;
         token = (int32_t *)p;
@@ -58,8 +58,8 @@ struct chunk {
           index(first_row / a.params.chunk_size) {}
 };
 
-// f(offset in the chunk, first cell, number of rows) for the parts of a chunk that lie in one page.
-template <typename F> void each_part(const lctx_summarize_args & a, int32_t first_cell, F && f) {
+// f(offset in the chunk, first cell, number of rows) for the runs of a chunk that lie in one page.
+template <typename F> void each_run(const lctx_summarize_args & a, int32_t first_cell, F && f) {
     for (int i = 0; i < a.params.chunk_size;) {
         const int n = std::min(a.params.chunk_size - i, LCTX_PAGE_ROWS - (first_cell + i) % LCTX_PAGE_ROWS);
         f(i, first_cell + i, n);
@@ -73,13 +73,13 @@ void load_keys(const lctx_summarize_args & a, const chunk & c, int head_kv, cons
         lctx_unpack_rows(a.cache.k_pool.type, src, row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
         lctx_transform(w.k + (size_t)i * a.head_dim_k, n * a.head_dim_k, a.params.hadamard.k);
     };
-    each_part(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row),
-              [&](int i, int32_t cell, int n) { load(i, lctx_key_row(a.cache, cell, head_kv, c.seq), n); });
+    each_run(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row),
+             [&](int i, int32_t cell, int n) { load(i, lctx_key_row(a.cache, cell, head_kv, c.seq), n); });
 }
 
 void load_values(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
     const int dim_v = scratch::pad_v(a);
-    each_part(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row), [&](int i, int32_t cell, int n) {
+    each_run(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row), [&](int i, int32_t cell, int n) {
         const char * src = lctx_value_row(a.cache, cell, head_kv, c.seq);
         lctx_unpack_rows(a.cache.v_pool.type, src, a.cache.v_pool.row_size, n, a.head_dim_v, w.v + (size_t)i * dim_v, dim_v);
     });
@@ -278,12 +278,12 @@ void put_summary(const lctx_summarize_args & a, const float * x, char * dst) {
     const lctx_summary_kind kind = lctx_summary_kind_of(a.params.representation);
     const int dim = a.head_dim_k;
     if (a.summary_type == GGML_TYPE_F32) {
-        memcpy(dst, x, kind.n_part * dim * sizeof(float));
+        memcpy(dst, x, kind.n_vector * dim * sizeof(float));
     } else if (a.summary_type == GGML_TYPE_Q8_0) {
-        put_bytes(x, kind.n_part * dim, (block_q8_0 *)dst);
+        put_bytes(x, kind.n_vector * dim, (block_q8_0 *)dst);
     } else {
-        for (int part = 0; part < kind.n_part; part++) {
-            put(x + part * dim, dim, !kind.has_bounds ? 0 : part == 0 ? 1 : -1, (ggml_fp16_t *)dst + part * dim);
+        for (int vector = 0; vector < kind.n_vector; vector++) {
+            put(x + vector * dim, dim, !kind.has_bounds ? 0 : vector == 0 ? 1 : -1, (ggml_fp16_t *)dst + vector * dim);
         }
     }
 }

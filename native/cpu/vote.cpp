@@ -49,14 +49,14 @@ bool any_votes(const lctx_vote_args & v, int token0, int n_token) {
     return std::any_of(v.voters + token0, v.voters + token0 + n_token, [](const lctx_voter & voter) { return voter.votes != 0; });
 }
 
-// f(picked, n) for the open cells of a span that are this split's, up to LCTX_BLOCK at a time: few of a page may be open, and a product
+// f(picked, n) for the open cells of an item that are this split's, up to LCTX_BLOCK at a time: few of a page may be open, and a product
 // with few rows is not worth its name.
-template <typename F> void each_open(const lctx_vote_args & v, const lctx_span & span, int32_t border, const split & mine, F && f) {
+template <typename F> void each_open(const lctx_vote_args & v, const lctx_item & item, int32_t border, const split & mine, F && f) {
     int32_t picked[2 * LCTX_BLOCK];
     int n = 0;
-    for (int block = mine.first(span.first_block()); block * LCTX_BLOCK < span.hi; block += mine.n_split) {
-        const int cell = span.block_lo(block);
-        n += lctx_pick_open(v.retain, span.cells.held, border, cell, span.block_hi(block) - cell, picked + n);
+    for (int block = mine.first(item.first_block()); block * LCTX_BLOCK < item.hi; block += mine.n_split) {
+        const int cell = item.block_lo(block);
+        n += lctx_pick_open(v.retain, item.cells.held, border, cell, item.block_hi(block) - cell, picked + n);
         if (n >= LCTX_BLOCK) {
             f(picked, LCTX_BLOCK);
             n -= LCTX_BLOCK;
@@ -69,51 +69,51 @@ template <typename F> void each_open(const lctx_vote_args & v, const lctx_span &
 }
 
 // Scores of n picked cells: w.s, [n][n_pad].
-void score_keys(const lctx_attend_args & a, const lctx_span & span, const lctx_columns & columns, const int32_t * picked, int n,
+void score_keys(const lctx_attend_args & a, const lctx_item & item, const lctx_columns & columns, const int32_t * picked, int n,
                 const scratch & w) {
     int64_t step = a.head_dim_k;
     const float * k = w.k;
     if (picked[n - 1] - picked[0] == n - 1 && picked[n - 1] / LCTX_BLOCK == picked[0] / LCTX_BLOCK) {
-        const lctx_stored rows = lctx_stored_keys(a.cache, span.cells, span.near, picked[0], n, span.head_kv, span.seq, a.head_dim_k, w.k);
+        const lctx_stored rows = lctx_stored_keys(a.cache, item.cells, item.near, picked[0], n, item.head_kv, item.seq, a.head_dim_k, w.k);
         k = lctx_unpack(rows, n, a.head_dim_k, w.k, &step, a.head_dim_k);
     } else {
-        lctx_gather_keys(a.cache, span.cells, span.near, picked, n, span.head_kv, span.seq, a.head_dim_k, w.k);
+        lctx_gather_keys(a.cache, item.cells, item.near, picked, n, item.head_kv, item.seq, a.head_dim_k, w.k);
     }
     lctx_scores(columns, k, step, n, w.s, false);
     lctx_softcap(w.s, (size_t)n * columns.n_pad, a.params.softcap);
 }
 
 // Ballots and queries of the readers, which are the columns.
-void load_readers(const lctx_vote_args & v, const lctx_tile & tile, const lctx_span & span, const lctx_columns & columns,
+void load_readers(const lctx_vote_args & v, const lctx_tile & tile, const lctx_item & item, const lctx_columns & columns,
                   const scratch & w) {
     const lctx_attend_args & a = v.attend;
     w.ballots.clear();
-    for (int i = 0; i < span.n; i++) {
-        const lctx_reader & reader = span.readers[i];
+    for (int i = 0; i < item.n; i++) {
+        const lctx_reader & reader = item.readers[i];
         const int token = tile.token(reader.column);
         if (v.voters[token].votes) {
             const lctx_segment * segs = a.segs + reader.seg / a.n_seg * a.n_seg;
-            w.ballots.set(i, lse_of(a, token, tile.head(reader.column)), lctx_span_rows(segs, a.n_seg), v.voters[token].row);
+            w.ballots.set(i, lse_of(a, token, tile.head(reader.column)), lctx_rows_read(segs, a.n_seg), v.voters[token].row);
         }
     }
-    span.load_queries(a, tile, columns, w.rotated);
+    item.load_queries(a, tile, columns, w.rotated);
 }
 
-void vote_span(const lctx_vote_args & v, const lctx_tile & tile, const lctx_span & span, const scratch & w, const split & mine) {
+void vote_item(const lctx_vote_args & v, const lctx_tile & tile, const lctx_item & item, const scratch & w, const split & mine) {
     const lctx_attend_args & a = v.attend;
-    const lctx_columns columns(w.queries, span.n, a.head_dim_k);
+    const lctx_columns columns(w.queries, item.n, a.head_dim_k);
     const int32_t border = v.retain.border(v.voters[tile.token0].row);  // of all tokens: no ubatch crosses one
     bool loaded = false;
-    each_open(v, span, border, mine, [&](const int32_t * picked, int n) {
+    each_open(v, item, border, mine, [&](const int32_t * picked, int n) {
         if (!loaded) {
-            load_readers(v, tile, span, columns, w);
+            load_readers(v, tile, item, columns, w);
             loaded = true;
         }
-        score_keys(a, span, columns, picked, n, w);
-        if (span.is_partial(picked[0], picked[n - 1] + 1 - picked[0])) {
-            span.mask(a, n, w.s, columns.n_pad, 1, [&](int i) { return picked[i]; });
+        score_keys(a, item, columns, picked, n, w);
+        if (item.is_partial(picked[0], picked[n - 1] + 1 - picked[0])) {
+            item.mask(a, n, w.s, columns.n_pad, 1, [&](int i) { return picked[i]; });
         }
-        lctx_count_votes(span.cells.held, v.retain.score, w.ballots, w.s, span.n, columns.n_pad, picked, n);
+        lctx_count_votes(item.cells.held, v.retain.score, w.ballots, w.s, item.n, columns.n_pad, picked, n);
     });
 }
 
@@ -121,42 +121,42 @@ lctx_tile tile_of(const lctx_tiling & t, int head_kv, int index) {
     return {t, head_kv, index % t.n_head_tile, index / t.n_head_tile};
 }
 
-void vote_tile(const lctx_vote_args & v, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans, const scratch & w,
+void vote_tile(const lctx_vote_args & v, const lctx_tiling & t, const lctx_tile & tile, const lctx_tile_plan & plan, const scratch & w,
                const split & mine) {
-    for (int i = 0; i < spans.n; i++) {
-        if (mine.has(spans.lo[i], spans.hi[i])) {
-            lctx_each_span(v.attend, t, tile.head_kv, spans, i, i + 1, [&](const lctx_span & span) { vote_span(v, tile, span, w, mine); });
+    for (int i = 0; i < plan.n; i++) {
+        if (mine.has(plan.lo[i], plan.hi[i])) {
+            lctx_each_item(v.attend, t, tile.head_kv, plan, i, i + 1, [&](const lctx_item & item) { vote_item(v, tile, item, w, mine); });
         }
     }
 }
 
 // The tiles of a KV head, in the order of their tokens; the job looks up what they read.
-void vote_head(const lctx_vote_args & v, const lctx_tiling & t, int head_kv, const lctx_spans & spans, const scratch & w,
+void vote_head(const lctx_vote_args & v, const lctx_tiling & t, int head_kv, const lctx_tile_plan & plan, const scratch & w,
                const split & mine) {
     for (int i = 0; i < t.tiles_per_head(); i++) {
         const lctx_tile tile = tile_of(t, head_kv, i);
         if (any_votes(v, tile.token0, tile.n_token)) {
-            lctx_invert(v.attend, t, tile, spans);
-            vote_tile(v, t, tile, spans, w, mine);
+            lctx_invert(v.attend, t, tile, plan);
+            vote_tile(v, t, tile, plan, w, mine);
         }
     }
 }
 
 // How the work is cut, and buffers of what tiles read.
-struct plan : lctx_tiling {
+struct schedule : lctx_tiling {
     int n_split;    // of a KV head
-    bool together;  // they share what a tile reads: where nothing is chosen it has few spans
+    bool together;  // they share what a tile reads: where nothing is chosen it has few items
     int n_buffer;   // one for each KV head then, else for each thread
     size_t buffer_size;
 
-    plan(const lctx_attend_args & a, int n_thread)
+    schedule(const lctx_attend_args & a, int n_thread)
         : lctx_tiling(a),
           n_split(n_thread > 1 ? (int)lctx_ceil_div(JOBS_PER_THREAD * n_thread, a.n_head_kv) : 1),
           together(n_split > 1 && a.params.chunk_size > 0),
           n_buffer(together ? a.n_head_kv : n_thread),
-          buffer_size(GGML_PAD(lctx_spans::size(a, *this), LCTX_CACHE_LINE)) {}
+          buffer_size(GGML_PAD(lctx_tile_plan::size(a, *this), LCTX_CACHE_LINE)) {}
     size_t size() const { return n_buffer * buffer_size; }
-    lctx_spans spans(char * buffers, int i) const { return {buffers + i * buffer_size, *this}; }
+    lctx_tile_plan plan(char * buffers, int i) const { return {buffers + i * buffer_size, *this}; }
 };
 
 // f(KV head, mine): the jobs of all KV heads, taken by threads as they come. Between barriers.
@@ -167,7 +167,7 @@ template <typename F> void each_job(const ggml_compute_params * params, int n_he
 }
 
 // Tile after tile of all KV heads.
-void vote_together(const ggml_compute_params * params, const lctx_vote_args & v, const plan & g, const scratch & w, char * buffers) {
+void vote_together(const ggml_compute_params * params, const lctx_vote_args & v, const schedule & g, const scratch & w, char * buffers) {
     const int n_head_kv = v.attend.n_head_kv;
     for (int i = 0; i < g.tiles_per_head(); i++) {
         const lctx_tile first = tile_of(g, 0, i);
@@ -175,14 +175,14 @@ void vote_together(const ggml_compute_params * params, const lctx_vote_args & v,
             continue;
         }
         for (int head = params->ith; head < n_head_kv; head += params->nth) {
-            lctx_invert(v.attend, g, tile_of(g, head, i), g.spans(buffers, head));
+            lctx_invert(v.attend, g, tile_of(g, head, i), g.plan(buffers, head));
         }
         if (params->ith == 0) {
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
         each_job(params, n_head_kv, g.n_split,
-                 [&](int head, const split & mine) { vote_tile(v, g, tile_of(g, head, i), g.spans(buffers, head), w, mine); });
+                 [&](int head, const split & mine) { vote_tile(v, g, tile_of(g, head, i), g.plan(buffers, head), w, mine); });
         ggml_barrier(params->threadpool);
     }
 }
@@ -191,12 +191,12 @@ void vote_together(const ggml_compute_params * params, const lctx_vote_args & v,
 
 size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks) {
     const lctx_attend_args & a = args.attend;
-    return LCTX_CACHE_LINE + scratch::size(a) * n_tasks + plan(a, n_tasks).size() + (a.n_tokens + 2) * sizeof(int32_t);
+    return LCTX_CACHE_LINE + scratch::size(a) * n_tasks + schedule(a, n_tasks).size() + (a.n_tokens + 2) * sizeof(int32_t);
 }
 
 void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & args) {
     const lctx_attend_args & a = args.attend;
-    plan g(a, params->nth);
+    schedule g(a, params->nth);
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const scratch w(base + params->ith * scratch::size(a), a);
     char * buffers = base + params->nth * scratch::size(a);
@@ -217,7 +217,7 @@ void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & ar
     } else {
         each_job(params, a.n_head_kv, g.n_split, [&](int head, const split & mine) {
             keep_scores(head, mine);
-            vote_head(args, g, head, g.spans(buffers, params->ith), w, mine);
+            vote_head(args, g, head, g.plan(buffers, params->ith), w, mine);
         });
     }
 }

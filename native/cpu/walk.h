@@ -1,88 +1,17 @@
 // The walk of *attend* and *vote* over stored rows, as cuda/walk.h: tiles of columns, one per (token, query head) of one KV head, and the
-// spans of cells that they read.
+// items of cells that they read.
 //
-// A span is what columns read of one chunk, or of one segment that may be any rows: a run, or where all heads read the same. The lists
-// "column -> segments" are inverted, so that a span is unpacked once for all columns that read it and its products are dense. Nothing is as
-// wide as the context, and there is no private copy of K or V.
+// An item is what columns read of one chunk, or of one segment that may be any rows: a run, or where all heads read the same. The lists
+// "column -> segments" are inverted, so that an item is unpacked once for all columns that read it and its products are dense. Nothing is
+// as wide as the context, and there is no private copy of K or V.
 #pragma once
 
-#include "columns.h"
 #include "lookups.h"
+#include "tiling.h"
 
 #include <climits>
 
-// How the tokens and heads are cut. The sizes depend on shapes only, not on the threads: neither do sums. The cut of the tokens also
-// depends on their sequences.
-struct lctx_tiling {
-    static constexpr int MAX_STATES = 1024;  // columns of a tile that reads chunks: their outputs stay in the second-level cache
-    static constexpr int MIN_TOKENS = 16;    // of such a tile, if there are so many
-    static constexpr int WANTED = 24;        // of such tiles, for threads to share
-
-    int n_rep;        // query heads per KV head
-    int head_block;   // query heads of a tile
-    int token_block;  // most tokens of a tile
-    int n_head_tile;
-    int max_column;  // padded to vector width
-    int n_run;       // segments that are any rows, the first of a column
-    int n_bucket;    // what spans can be: those, then chunks
-    int n_span;      // spans of a tile at most
-    bool is_whole;   // chunks are read as a whole: runs are not
-
-    const int32_t * token_start = nullptr;  // first token of every token tile, and the end
-    int n_token_tile = 0;
-
-    explicit lctx_tiling(const lctx_attend_args & a) : n_rep(a.n_head / a.n_head_kv) {
-        if (a.params.chunk_size > 0) {
-            const int n_wanted = (int)lctx_ceil_div(WANTED, a.n_head_kv);
-            const int most = std::max(1, MAX_STATES / n_rep);
-            head_block = n_rep;
-            token_block = std::min(std::max((int)lctx_ceil_div(a.n_tokens, n_wanted), MIN_TOKENS), most);
-            const int n_chunk = (int)lctx_ceil_div((int64_t)a.cache.table.head_stride << a.cache.table.shift, a.params.chunk_size);
-            n_run = a.params.n_run;
-            is_whole = n_run > 0;
-            n_bucket = n_run + n_chunk;
-        } else {
-            head_block = std::min(n_rep, LCTX_MAX_COLUMNS);
-            token_block = LCTX_MAX_COLUMNS / head_block;
-            n_run = n_bucket = a.n_seg;
-            is_whole = false;
-        }
-        token_block = std::min(token_block, a.n_tokens);
-        n_head_tile = (int)lctx_ceil_div(n_rep, head_block);
-        max_column = lctx_round_up(head_block * token_block, LCTX_VL);
-        n_span = is_merged(head_block * token_block) ? std::min(n_bucket, n_run + head_block * token_block * (a.n_seg - n_run)) : n_bucket;
-    }
-    // Lists of few columns are merged, those of many are sorted by bucket.
-    static bool is_merged(int n_column) { return n_column <= LCTX_FEW_COLUMNS; }
-    // A tile ends where the sequence changes. cut: int32 [n_tokens + 2].
-    void cut_tokens(const lctx_attend_args & a, int32_t * cut) const {
-        lctx_cut_tokens(a.n_tokens, token_block, cut, [&](int32_t i) { return a.segs[(int64_t)i * a.n_choice * a.n_seg].seq; });
-    }
-    void use_cut(const int32_t * cut) {
-        n_token_tile = cut[0];
-        token_start = cut + 1;
-    }
-    int tiles_per_head() const { return n_head_tile * n_token_tile; }
-    // Columns of one product.
-    int max_reader() const { return std::min(max_column, LCTX_MAX_COLUMNS); }
-};
-
-// Columns (token0 .. token0 + n_token) x (head0 .. head0 + n_head) of KV head head_kv.
-struct lctx_tile {
-    int head_kv, head0, n_head, token0, n_token, n_column;
-
-    lctx_tile(const lctx_tiling & t, int head_kv, int head_tile, int token_tile) : head_kv(head_kv) {
-        token0 = t.token_start[token_tile];
-        n_token = t.token_start[token_tile + 1] - token0;
-        head0 = head_kv * t.n_rep + head_tile * t.head_block;
-        n_head = std::min(t.head_block, t.n_rep - head_tile * t.head_block);
-        n_column = n_head * n_token;
-    }
-    int token(int column) const { return token0 + column / n_head; }
-    int head(int column) const { return head0 + column % n_head; }
-};
-
-// A column that reads a span.
+// A column that reads an item.
 struct lctx_reader {
     int32_t column;
     int32_t seg;    // index of its segment among all
@@ -91,38 +20,38 @@ struct lctx_reader {
 
 // What the columns of a tile read, ascending: readers[start[i] .. start[i + 1]) are the columns that read bucket[i], ascending. Parts of
 // the tile find theirs by the cells or by the running number of blocks.
-struct lctx_spans {
+struct lctx_tile_plan {
     uint64_t * bits;        // [n_bucket - n_run][n_word]  while many columns are sorted: which of them read a chunk
     int32_t * cursor;       // [max_column]  and where they are in their lists
-    int32_t & n;            // spans
-    int32_t * bucket;       // [n_span]
-    int32_t * start;        // [n_span + 1]
-    int32_t *lo, *hi;       // [n_span]  cells that any column reads
-    int32_t * n_before;     // [n_span + 1]  blocks of the spans before
+    int32_t & n;            // items
+    int32_t * bucket;       // [n_item]
+    int32_t * start;        // [n_item + 1]
+    int32_t *lo, *hi;       // [n_item]  cells that any column reads
+    int32_t * n_before;     // [n_item + 1]  blocks of the items before
     lctx_reader * readers;  // [max_column * n_seg]
 
     static size_t n_bits(const lctx_tiling & t) {
-        return t.is_merged(t.head_block * t.token_block) ? 0 : (size_t)(t.n_bucket - t.n_run) * n_word(t.max_column);
+        return t.is_merged(t.tile_heads * t.tile_tokens) ? 0 : (size_t)(t.n_bucket - t.n_run) * n_word(t.max_column);
     }
     static int n_word(int n_column) { return (int)lctx_ceil_div(n_column, 64); }
     static size_t size(const lctx_attend_args & a, const lctx_tiling & t) {
-        return n_bits(t) * sizeof(uint64_t) + (5 * (size_t)t.n_span + 3 + t.max_column) * sizeof(int32_t) +
+        return n_bits(t) * sizeof(uint64_t) + (5 * (size_t)t.n_item + 3 + t.max_column) * sizeof(int32_t) +
                (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
     }
-    lctx_spans(void * base, const lctx_tiling & t)
+    lctx_tile_plan(void * base, const lctx_tiling & t)
         : bits((uint64_t *)base),
           cursor((int32_t *)(bits + n_bits(t))),
           n(cursor[t.max_column]),
           bucket(&n + 1),
-          start(bucket + t.n_span),
-          lo(start + t.n_span + 1),
-          hi(lo + t.n_span),
-          n_before(hi + t.n_span),
-          readers((lctx_reader *)(n_before + t.n_span + 1)) {}
+          start(bucket + t.n_item),
+          lo(start + t.n_item + 1),
+          hi(lo + t.n_item),
+          n_before(hi + t.n_item),
+          readers((lctx_reader *)(n_before + t.n_item + 1)) {}
     int n_block() const { return n > 0 ? n_before[n] : 0; }
-    // The span with block number `block`, or before it where that has none; the first span from this block on.
-    int span_of(int block) const { return (int)(std::upper_bound(n_before, n_before + n + 1, block) - n_before) - 1; }
-    int span_from(int block) const { return (int)(std::lower_bound(n_before, n_before + n + 1, block) - n_before); }
+    // The item with block number `block`, or before it where that has none; the first item from this block on.
+    int item_of(int block) const { return (int)(std::upper_bound(n_before, n_before + n + 1, block) - n_before) - 1; }
+    int item_from(int block) const { return (int)(std::lower_bound(n_before, n_before + n + 1, block) - n_before); }
 };
 
 // The queries of a tile at the few angles from which they look at chunks, rotated, transformed and scaled once:
@@ -130,7 +59,7 @@ struct lctx_spans {
 struct lctx_turned {
     static constexpr int MOST = 3;  // angles
 
-    float * rows = nullptr;  // nullptr: queries are rotated span by span
+    float * rows = nullptr;  // nullptr: queries are rotated item by item
     int max_column = 0, dim = 0, n_angle = 0;
 
     static bool pays(const lctx_attend_args & a) { return a.params.chunk_size > 0 && a.n_angle <= MOST; }
@@ -181,27 +110,27 @@ static inline int64_t lctx_first_segment(const lctx_attend_args & a, const lctx_
     return ((int64_t)tile.token(column) * a.n_choice + tile.head(column) / (a.n_head / a.n_choice)) * a.n_seg;
 }
 
-// Writes spans in their order. Columns that read the same are together, and have one list.
-class lctx_span_writer {
+// Writes items in their order. Columns that read the same are together, and have one list.
+class lctx_plan_writer {
   public:
     const lctx_attend_args & a;
     const lctx_tile & tile;
-    const lctx_spans & spans;
+    const lctx_tile_plan & plan;
     const int n_together, n_list;
 
-    lctx_span_writer(const lctx_attend_args & a, const lctx_tile & tile, const lctx_spans & spans)
-        : a(a), tile(tile), spans(spans), n_together(lctx_together(a, tile)), n_list(tile.n_column / n_together) {
-        spans.n = 0;
+    lctx_plan_writer(const lctx_attend_args & a, const lctx_tile & tile, const lctx_tile_plan & plan)
+        : a(a), tile(tile), plan(plan), n_together(lctx_together(a, tile)), n_list(tile.n_column / n_together) {
+        plan.n = 0;
     }
     int64_t first(int list) const { return lctx_first_segment(a, tile, list * n_together); }
-    void begin(int bucket) { spans.bucket[spans.n] = bucket, spans.start[spans.n++] = n_reader_; }
-    // A list of the span reads it by a segment.
+    void begin(int bucket) { plan.bucket[plan.n] = bucket, plan.start[plan.n++] = n_reader_; }
+    // A list of the item reads it by a segment.
     void add(int list, int64_t seg) {
         for (int h = 0; h < n_together; h++) {
-            spans.readers[n_reader_++] = {list * n_together + h, (int32_t)seg, a.segs[seg].angle};
+            plan.readers[n_reader_++] = {list * n_together + h, (int32_t)seg, a.segs[seg].angle};
         }
     }
-    // Runs stay also where they are empty, so that a span of them has all columns in their order.
+    // Runs stay also where they are empty, so that an item of them has all columns in their order.
     void add_runs(int n_run) {
         for (int run = 0; run < n_run; run++) {
             begin(run);
@@ -210,32 +139,33 @@ class lctx_span_writer {
             }
         }
     }
-    void end() { spans.start[spans.n] = n_reader_; }
+    void end() { plan.start[plan.n] = n_reader_; }
 
   private:
     int n_reader_ = 0;
 };
 
 // Many columns: a bit for each that reads a chunk, then the bits in their order. The time depends on the context a little.
-static inline void lctx_sort_segments(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans) {
-    lctx_span_writer to(a, tile, spans);
+static inline void lctx_sort_segments(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile,
+                                      const lctx_tile_plan & plan) {
+    lctx_plan_writer to(a, tile, plan);
     to.add_runs(t.n_run);
-    const int n_chunk = t.n_bucket - t.n_run, n_word = spans.n_word(to.n_list);
+    const int n_chunk = t.n_bucket - t.n_run, n_word = plan.n_word(to.n_list);
     const double per_row = 1.0 / std::max(a.params.chunk_size, 1);  // chunks begin at whole multiples
-    std::fill_n(spans.bits, (size_t)n_chunk * n_word, 0);
+    std::fill_n(plan.bits, (size_t)n_chunk * n_word, 0);
     for (int list = 0; list < to.n_list; list++) {
         const int64_t first = to.first(list);
-        spans.cursor[list] = (int32_t)first + t.n_run;
+        plan.cursor[list] = (int32_t)first + t.n_run;
         for (int64_t seg = first + t.n_run; seg < first + a.n_seg; seg++) {
             const lctx_segment & sg = a.segs[seg];
             if (sg.row0 < sg.row1) {
                 const int chunk = (int)(sg.row0 * per_row + 0.5);
-                spans.bits[(size_t)chunk * n_word + list / 64] |= 1ull << list % 64;
+                plan.bits[(size_t)chunk * n_word + list / 64] |= 1ull << list % 64;
             }
         }
     }
     for (int chunk = 0; chunk < n_chunk; chunk++) {
-        const uint64_t * bits = spans.bits + (size_t)chunk * n_word;
+        const uint64_t * bits = plan.bits + (size_t)chunk * n_word;
         bool is_new = true;
         for (int word = 0; word < n_word; word++) {
             for (uint64_t left = bits[word]; left != 0; left &= left - 1) {
@@ -244,7 +174,7 @@ static inline void lctx_sort_segments(const lctx_attend_args & a, const lctx_til
                     is_new = false;
                 }
                 const int list = word * 64 + __builtin_ctzll(left);
-                int32_t & seg = spans.cursor[list];
+                int32_t & seg = plan.cursor[list];
                 for (; a.segs[seg].row0 >= a.segs[seg].row1; seg++) {
                 }
                 to.add(list, seg++);
@@ -256,8 +186,8 @@ static inline void lctx_sort_segments(const lctx_attend_args & a, const lctx_til
 
 // Few columns: their lists, which ascend, are merged; the time does not depend on the context.
 static inline void lctx_merge_segments(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile,
-                                       const lctx_spans & spans) {
-    lctx_span_writer to(a, tile, spans);
+                                       const lctx_tile_plan & plan) {
+    lctx_plan_writer to(a, tile, plan);
     to.add_runs(t.n_run);
     int cursor[LCTX_FEW_COLUMNS];
     std::fill_n(cursor, to.n_list, t.n_run);
@@ -286,18 +216,18 @@ static inline void lctx_merge_segments(const lctx_attend_args & a, const lctx_ti
     to.end();
 }
 
-// What up to LCTX_MAX_COLUMNS readers read of a span: cells that any of them reads, and cells that all of them read.
-struct lctx_span {
+// What up to LCTX_MAX_COLUMNS readers read of an item: cells that any of them reads, and cells that all of them read.
+struct lctx_item {
     const lctx_reader * readers;
     int n;
     bool near;
     int32_t head_kv, seq;
     lctx_cells cells;
     int lo = 0, hi = 0, all_lo = 0, all_hi = 0;
-    int next = -1;          // first cell of the span that follows, for prefetches
+    int next = -1;          // first cell of the item that follows, for prefetches
     bool is_chunk = false;  // else a run
 
-    lctx_span(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n)
+    lctx_item(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n)
         : readers(readers),
           n(n),
           near(lctx_is_near(a, readers[0].seg)),
@@ -318,7 +248,7 @@ struct lctx_span {
         }
     }
     // Cells [lo, hi), which all readers read.
-    lctx_span(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n, int lo, int hi)
+    lctx_item(const lctx_attend_args & a, int head_kv, const lctx_reader * readers, int n, int lo, int hi)
         : readers(readers),
           n(n),
           near(false),
@@ -362,55 +292,55 @@ struct lctx_span {
     }
 };
 
-// f(readers, n) for the readers of a span, up to LCTX_MAX_COLUMNS at a time.
-template <typename F> static inline void lctx_each_readers(const lctx_spans & spans, int span, F && f) {
-    for (int i = spans.start[span], end = spans.start[span + 1]; i < end; i += LCTX_MAX_COLUMNS) {
-        f(spans.readers + i, std::min(LCTX_MAX_COLUMNS, end - i));
+// f(readers, n) for the readers of an item, up to LCTX_MAX_COLUMNS at a time.
+template <typename F> static inline void lctx_each_readers(const lctx_tile_plan & plan, int item, F && f) {
+    for (int i = plan.start[item], end = plan.start[item + 1]; i < end; i += LCTX_MAX_COLUMNS) {
+        f(plan.readers + i, std::min(LCTX_MAX_COLUMNS, end - i));
     }
 }
 
-// Where the spans lie, and their blocks.
-static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t, int head_kv, const lctx_spans & spans) {
+// Where the items lie, and their blocks.
+static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t, int head_kv, const lctx_tile_plan & plan) {
     const int size = a.params.chunk_size;
-    spans.n_before[0] = 0;
-    for (int i = 0; i < spans.n; i++) {
-        int32_t &lo = spans.lo[i], &hi = spans.hi[i], n_block = 0;
-        const int chunk = spans.bucket[i] - t.n_run;
+    plan.n_before[0] = 0;
+    for (int i = 0; i < plan.n; i++) {
+        int32_t &lo = plan.lo[i], &hi = plan.hi[i], n_block = 0;
+        const int chunk = plan.bucket[i] - t.n_run;
         const bool is_whole = chunk >= 0 && t.is_whole;
         if (is_whole) {
-            const lctx_cells cells(a.cache, head_kv, a.segs[spans.readers[0].seg].seq);
+            const lctx_cells cells(a.cache, head_kv, a.segs[plan.readers[0].seg].seq);
             lo = cells.cell(chunk * size), hi = cells.cell((chunk + 1) * size);
         } else {
             lo = INT_MAX, hi = 0;
         }
-        lctx_each_readers(spans, i, [&](const lctx_reader * readers, int n) {
-            const lctx_span span = is_whole ? lctx_span(a, head_kv, readers, n, lo, hi) : lctx_span(a, head_kv, readers, n);
-            lo = span.lo < span.hi ? std::min(lo, span.lo) : lo, hi = std::max(hi, span.hi);
-            n_block += span.n_block();
+        lctx_each_readers(plan, i, [&](const lctx_reader * readers, int n) {
+            const lctx_item item = is_whole ? lctx_item(a, head_kv, readers, n, lo, hi) : lctx_item(a, head_kv, readers, n);
+            lo = item.lo < item.hi ? std::min(lo, item.lo) : lo, hi = std::max(hi, item.hi);
+            n_block += item.n_block();
         });
-        spans.n_before[i + 1] = spans.n_before[i] + n_block;
+        plan.n_before[i + 1] = plan.n_before[i] + n_block;
     }
 }
 
 // What a tile reads; once for all its parts.
-static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_spans & spans) {
-    (t.is_merged(tile.n_column) ? lctx_merge_segments : lctx_sort_segments)(a, t, tile, spans);
-    lctx_locate(a, t, tile.head_kv, spans);
+static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_tile_plan & plan) {
+    (t.is_merged(tile.n_column) ? lctx_merge_segments : lctx_sort_segments)(a, t, tile, plan);
+    lctx_locate(a, t, tile.head_kv, plan);
     lctx_lookups::segments += tile.n_column * a.n_seg;
 }
 
-// f(span) for spans [first, end), in the order of the buckets, up to LCTX_MAX_COLUMNS readers at a time.
-template <typename F> static inline void lctx_each_span(const lctx_attend_args & a, const lctx_tiling & t, int head_kv,
-                                                        const lctx_spans & spans, int first, int end, F && f) {
+// f(item) for items [first, end), in the order of the buckets, up to LCTX_MAX_COLUMNS readers at a time.
+template <typename F> static inline void lctx_each_item(const lctx_attend_args & a, const lctx_tiling & t, int head_kv,
+                                                        const lctx_tile_plan & plan, int first, int end, F && f) {
     for (int at = first; at < end; at++) {
-        lctx_each_readers(spans, at, [&](const lctx_reader * readers, int n) {
-            const int chunk = spans.bucket[at] - t.n_run;
-            lctx_span span = chunk >= 0 && t.is_whole ? lctx_span(a, head_kv, readers, n, spans.lo[at], spans.hi[at])
-                                                      : lctx_span(a, head_kv, readers, n);
-            span.is_chunk = chunk >= 0;
-            span.next = span.is_chunk && at + 1 < spans.n && spans.lo[at + 1] < spans.hi[at + 1] ? spans.lo[at + 1] : -1;
-            f(span);
+        lctx_each_readers(plan, at, [&](const lctx_reader * readers, int n) {
+            const int chunk = plan.bucket[at] - t.n_run;
+            lctx_item item =
+                chunk >= 0 && t.is_whole ? lctx_item(a, head_kv, readers, n, plan.lo[at], plan.hi[at]) : lctx_item(a, head_kv, readers, n);
+            item.is_chunk = chunk >= 0;
+            item.next = item.is_chunk && at + 1 < plan.n && plan.lo[at + 1] < plan.hi[at + 1] ? plan.lo[at + 1] : -1;
+            f(item);
         });
     }
-    lctx_lookups::spans += std::max(0, end - first);
+    lctx_lookups::items += std::max(0, end - first);
 }

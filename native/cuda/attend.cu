@@ -1,5 +1,6 @@
-// *attend* on the tensor cores: a block of threads is a tile of 16 (decode) or more (prefill) columns of one KV head, and a split of what it
-// reads. Rows become f16 in shared memory; the next rows are on their way while these are read. Partial states are merged by a second kernel.
+// *attend* on the tensor cores: a block of threads is a tile of 16 (decode) or more (prefill) columns of one KV head, and a split of what
+// it reads. Rows become f16 in shared memory; the next rows are on their way while these are read. Partial states are merged by a second
+// kernel.
 #include "blocks.h"
 #include "decode.h"
 #include "hadamard.h"
@@ -11,7 +12,7 @@ namespace {
 template <typename S> using queries = lctx_cuda_queries<S::WARP_DIM, S::WARP_DIM <= 144, S::STRIDE>;
 template <typename S> using flash = lctx_cuda_flash<S::WARP_DIM, S::WARP_ROWS, S::STRIDE>;
 
-// The queries of a tile, turned to the positions from which they look at a span; scores are base 2 without softcap. Columns that read
+// The queries of a tile, turned to the positions from which they look at an item; scores are base 2 without softcap. Columns that read
 // nothing of it keep what they had: their scores are not used.
 template <typename S> __device__ void load_queries(const lctx_attend_args & a, const lctx_cuda_tile & t, const typename S::memory & m,
                                                    int buffer, uint16_t * to) {
@@ -65,14 +66,14 @@ template <typename S> __device__ void merge_warps(const lctx_attend_args & a, co
 // Groups of 16 rows, from row `first` on, that any column of this warp reads: bit n of the n-th.
 template <typename S> __device__ uint32_t groups_read(const typename S::memory & m, int buffer, int column0, int row0, int first) {
     constexpr int N = S::WARP_ROWS / 16;
-    const lctx_cuda_span & span = m.span[buffer];
-    if (span.by_chunk) {
+    const lctx_cuda_item & item = m.item[buffer];
+    if (item.by_chunk) {
         uint32_t groups = 0;
         lctx_unrolled<N>([&](int n) { groups |= m.piece[buffer][row0 / 16 + n].columns >> column0 & 0xffff ? 1u << n : 0; });
         return groups;
     }
     first += row0;
-    if (first >= span.all_lo && first + S::WARP_ROWS <= span.all_hi) {
+    if (first >= item.all_lo && first + S::WARP_ROWS <= item.all_hi) {
         return (1u << N) - 1;
     }
     const int c = column0 + lctx_lane() % 16, lo = m.lo[buffer][c], hi = m.hi[buffer][c];
@@ -101,7 +102,7 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
                                                    flash<S> & f) {
     constexpr uint32_t ALL = (1u << S::WARP_ROWS / 16) - 1;
     const int column0 = S::column0(), row0 = S::row0(), at = row0 * S::STRIDE + S::dim0();
-    const lctx_cuda_span & span = m.span[buffer];
+    const lctx_cuda_item & item = m.item[buffer];
     const uint32_t groups = groups_read<S>(m, buffer, column0, row0, first);
     if (groups == 0) {
         return;
@@ -117,9 +118,9 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     if (a.params.softcap != 0.0f) {
         f.each_score([&](float & s, int, int) { s = LCTX_LOG2_E * a.params.softcap * lctx_tanh(s); });
     }
-    if (span.by_chunk) {
+    if (item.by_chunk) {
         mask_pieces<S>(m, buffer, f);
-    } else if (first < span.all_lo || first + S::ROWS > span.all_hi) {
+    } else if (first < item.all_lo || first + S::ROWS > item.all_hi) {
         int lo[2], hi[2];
         lctx_unrolled<2>([&](int i) {
             const int c = column0 + f.column(i);
@@ -135,20 +136,20 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
 }
 
 // The end of the blocks of a run, from `block` on, that all columns read whole, without anything to mask or to scale; 0: this is none.
-template <typename S> __device__ int whole_end(const lctx_attend_args & a, const lctx_cuda_span & span, int block) {
-    const bool whole = !span.by_chunk && !span.near && block * S::ROWS >= span.all_lo && a.head_dim_k == S::DIM && a.head_dim_v == S::DIM;
+template <typename S> __device__ int whole_end(const lctx_attend_args & a, const lctx_cuda_item & item, int block) {
+    const bool whole = !item.by_chunk && !item.near && block * S::ROWS >= item.all_lo && a.head_dim_k == S::DIM && a.head_dim_v == S::DIM;
     const bool halves = a.cache.v_pool.type != GGML_TYPE_F32 && a.cache.v_pool.type != GGML_TYPE_BF16;
-    return whole && halves && a.params.softcap == 0.0f ? span.all_hi / S::ROWS : 0;
+    return whole && halves && a.params.softcap == 0.0f ? item.all_hi / S::ROWS : 0;
 }
 
 // The blocks after `now` as long as the two that come after each are of the same kind: what most of a long text is, without questions.
 // `now` is on its way, and for st.ahead == 2 the one after it. Returns how many were read.
 template <typename S, bool F16> __device__ __forceinline__ int attend_whole(const lctx_attend_reader<S, F16> & r,
-                                                                            const lctx_cuda_span & span, int block, int step, int i,
+                                                                            const lctx_cuda_item & item, int block, int step, int i,
                                                                             const queries<S> & q, flash<S> & f) {
     const lctx_attend_args & a = r.a;
-    const int n = (whole_end<S>(a, span, block) - 1 - block) / step - 1;  // block + (n + 1) step is the last
-    const auto page_of = [&](int b) { return lctx_page_of(a.cache.table, b * S::ROWS, r.t.head_kv, span.seq); };
+    const int n = (whole_end<S>(a, item, block) - 1 - block) / step - 1;  // block + (n + 1) step is the last
+    const auto page_of = [&](int b) { return lctx_page_of(a.cache.table, b * S::ROWS, r.t.head_kv, item.seq); };
     const int ahead = block + r.st.ahead * step, at = S::row0() * S::STRIDE + S::dim0();
     int32_t page = n > 0 ? page_of(ahead) : 0;
     for (int k = 0; k < n; k++) {
@@ -198,7 +199,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         }
         lctx_copy_end_group();  // one group for every number
     };
-    lctx_attend_cursor now = walk.next({LCTX_CUDA_SPANS - 1, 0, false, 0}), next = now;
+    lctx_attend_cursor now = walk.next({LCTX_CUDA_ITEMS - 1, 0, false, 0}), next = now;
     if (now.valid) {
         next = walk.next(now);
     }
@@ -212,7 +213,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     for (int i = 0, loaded = -1; now.valid; i++) {
         if constexpr (S::DIM <= 128) {  // wider ones have no registers for it
             if (now.buffer == loaded && st.ahead > 0) {
-                const int n = attend_whole<S, F16>(r, m.span[now.buffer], now.block, partial.n_split, i, mine, f);
+                const int n = attend_whole<S, F16>(r, m.item[now.buffer], now.block, partial.n_split, i, mine, f);
                 if (n > 0) {
                     i += n;
                     now = walk.at(now.buffer, now.block + n * partial.n_split);
@@ -223,7 +224,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         const lctx_attend_cursor after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
         st.wait();
         __syncthreads();  // the block is here, and nobody reads the one before
-        const bool turns = now.buffer != loaded && m.span[now.buffer].turns;
+        const bool turns = now.buffer != loaded && m.item[now.buffer].turns;
         loaded = now.buffer;
         if (turns) {
             load_queries<S>(a, t, m, now.buffer, q);

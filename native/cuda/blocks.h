@@ -6,7 +6,7 @@
 
 // PIECES: of a block of rows.
 template <int COLUMNS, int PIECES> struct lctx_attend_memory : lctx_cuda_walk_memory<COLUMNS> {
-    lctx_cuda_piece piece[LCTX_CUDA_SPANS][PIECES];  // of the spans by chunk
+    lctx_cuda_piece piece[LCTX_CUDA_ITEMS][PIECES];  // of the items by chunk
     int32_t most[2];  // bits of the largest value of a block of rows that is no half, else 0; the next block has the other one
 };
 
@@ -67,7 +67,7 @@ struct lctx_attend_stages {
     }
 };
 
-// Where the walk is: a block of span `buffer` of those that are known.
+// Where the walk is: a block of item `buffer` of those that are known.
 struct lctx_attend_cursor {
     int buffer, block;
     bool valid;
@@ -105,27 +105,27 @@ template <typename S, bool F16> struct lctx_attend_reader {
     // f(block of rows that lie together) for all that is read at a cursor: a run has one, chunks have pieces.
     template <typename F>
     __device__ __forceinline__ void each_block(const typename S::memory & m, const lctx_attend_cursor & p, F && f) const {
-        const lctx_cuda_span & span = m.span[p.buffer];
+        const lctx_cuda_item & item = m.item[p.buffer];
         const int run = p.block * S::ROWS;
-        int lo = lctx_max(span.lo - run, 0), hi = lctx_min(span.hi - run, S::ROWS);
+        int lo = lctx_max(item.lo - run, 0), hi = lctx_min(item.hi - run, S::ROWS);
         size_t row = lctx_row_in(a.cache.table, lctx_max(p.page, 0), run + lo);
 #ifdef __CUDACC__
 #pragma unroll 1
 #endif
-        for (int i = 0; i < (span.by_chunk ? S::PIECES : 1); i++) {
-            if (span.by_chunk) {
+        for (int i = 0; i < (item.by_chunk ? S::PIECES : 1); i++) {
+            if (item.by_chunk) {
                 const lctx_cuda_piece & piece = m.piece[p.buffer][i];
                 const int first = i * lctx_cuda_piece::CELLS;
                 lo = first + piece.lo, hi = first + piece.hi, row = (size_t)piece.row;
             }
             if (lo < hi) {
-                f(lctx_cuda_block{a.cache, t.head_kv, span.seq, run, lo, hi, row, span.near != 0});
+                f(lctx_cuda_block{a.cache, t.head_kv, item.seq, run, lo, hi, row, item.near != 0});
             }
         }
     }
     // Begin to bring what is read at a cursor closer, as number i.
     __device__ void fetch(const typename S::memory & m, const lctx_attend_cursor & p, int i) const {
-        if (F16 && m.span[p.buffer].by_chunk) {
+        if (F16 && m.item[p.buffer].by_chunk) {
             lctx_cuda_copy_pieces<S>(a.cache.k_pool, a.head_dim_k, m.piece[p.buffer], k_tile(i));
             lctx_cuda_copy_pieces<S>(a.cache.v_pool, a.head_dim_v, m.piece[p.buffer], v_tile(i));
             return;
@@ -231,34 +231,34 @@ template <typename S> struct lctx_attend_walker {
     int chunk_block = -1;  // of the pieces that were looked up last
     int32_t key = -1;      // of them
 
-    __device__ static int first(const lctx_cuda_span & s) { return s.lo < s.hi ? s.lo / S::ROWS : 0; }
-    __device__ static int end(const lctx_cuda_span & s) { return s.lo < s.hi ? (s.hi + S::ROWS - 1) / S::ROWS : 0; }
+    __device__ static int first(const lctx_cuda_item & s) { return s.lo < s.hi ? s.lo / S::ROWS : 0; }
+    __device__ static int end(const lctx_cuda_item & s) { return s.lo < s.hi ? (s.hi + S::ROWS - 1) / S::ROWS : 0; }
     // The block of this split from `block` on.
-    __device__ int from(const lctx_cuda_span & s, int block) const { return split.next(block, s.n_before + block - first(s)); }
-    // The block of this split after p; all threads call. One barrier for a span: what it replaces is not read any more.
+    __device__ int from(const lctx_cuda_item & s, int block) const { return split.next(block, s.n_before + block - first(s)); }
+    // The block of this split after p; all threads call. One barrier for an item: what it replaces is not read any more.
     __device__ lctx_attend_cursor next(lctx_attend_cursor p) {
         if (p.valid) {
             const int block = p.block + split.n_split;
-            if (block < end(m.span[p.buffer])) {
+            if (block < end(m.item[p.buffer])) {
                 return at(p.buffer, block);
             }
         }
-        const int to = (p.buffer + 1) % LCTX_CUDA_SPANS;
+        const int to = (p.buffer + 1) % LCTX_CUDA_ITEMS;
         if (lctx_warp() == 0 && !look_up_run(to)) {
             look_up_chunks(to);
         }
         __syncthreads();
-        const lctx_cuda_span & s = m.span[to];
+        const lctx_cuda_item & s = m.item[to];
         return s.valid && !s.by_chunk ? at(to, from(s, first(s))) : lctx_attend_cursor{to, 0, s.valid != 0, 0};
     }
     __device__ lctx_attend_cursor at(int buffer, int block) const {
-        const lctx_cuda_span & s = m.span[buffer];
+        const lctx_cuda_item & s = m.item[buffer];
         return {buffer, block, true, lctx_page_of(a.cache.table, lctx_max(s.lo, block * S::ROWS), t.head_kv, s.seq)};
     }
     // The next run with a block of this split, if there is one: the others are left out without a barrier.
     __device__ bool look_up_run(int to) {
         for (;;) {
-            lctx_cuda_span s = runs.next(a, t, m, to);
+            lctx_cuda_item s = runs.next(a, t, m, to);
             if (!s.valid) {
                 return false;
             }
@@ -270,10 +270,10 @@ template <typename S> struct lctx_attend_walker {
             }
         }
     }
-    // The next block of pieces of this split, which is a span of its own; not valid: there is none.
+    // The next block of pieces of this split, which is an item of its own; not valid: there is none.
     __device__ void look_up_chunks(int to) {
         chunk_block = chunk_block < 0 ? split.next(0, n_before) : chunk_block + split.n_split;
-        lctx_cuda_span s = {};
+        lctx_cuda_item s = {};
         s.valid = chunk_block < n_chunk_block, s.by_chunk = 1;
         if (!s.valid) {
             return put(s, to, false);
@@ -295,10 +295,10 @@ template <typename S> struct lctx_attend_walker {
         }
         return lctx_cuda_turns(m, to);
     }
-    __device__ void put(lctx_cuda_span & s, int to, bool turns) {
+    __device__ void put(lctx_cuda_item & s, int to, bool turns) {
         s.turns = turns;
         if (lctx_lane() == 0) {
-            m.span[to] = s;
+            m.item[to] = s;
         }
     }
 };

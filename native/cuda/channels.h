@@ -15,22 +15,22 @@ static __device__ inline void lctx_put_block(float x, char * block) {
     }
 }
 
-// One chunk and KV head, by a block of threads: the parts of the summary one after the other, and then all of it is written.
+// One chunk and KV head, by a block of threads: the vectors of the summary one after the other, and then all of it is written.
 struct lctx_channels {
     const lctx_summarize_args & a;
     const lctx_completed & c;
     lctx_sharing threads;
-    float * parts;    // 8 floats per thread
-    float * summary;  // [LCTX_MOST_PARTS*head_dim]; while moments are computed, it begins with the mean of all keys
-    int * picked;     // the key farthest from that
+    float * partials;  // 8 floats per thread
+    float * summary;   // [LCTX_MOST_VECTORS*head_dim]; while moments are computed, it begins with the mean of all keys
+    int * picked;      // the key farthest from that
 
     static size_t shared(const lctx_summarize_args & a, int n_thread) {
-        return (8 * n_thread + LCTX_MOST_PARTS * a.head_dim_k + 1) * sizeof(float);
+        return (8 * n_thread + LCTX_MOST_VECTORS * a.head_dim_k + 1) * sizeof(float);
     }
     __device__ lctx_channels(const lctx_summarize_args & a, const lctx_completed & c)
-        : a(a), c(c), threads(a.head_dim_k), parts((float *)lctx_shared()) {
-        summary = parts + 8 * blockDim.x;
-        picked = (int *)(summary + LCTX_MOST_PARTS * threads.dim);
+        : a(a), c(c), threads(a.head_dim_k), partials((float *)lctx_shared()) {
+        summary = partials + 8 * blockDim.x;
+        picked = (int *)(summary + LCTX_MOST_VECTORS * threads.dim);
     }
 
     // f(element, value) for the keys but number `without` and channels of this thread, the element of 8.
@@ -60,7 +60,7 @@ struct lctx_channels {
     __device__ void put() const {
         char * dst = lctx_summary_row(a, c, c.head_kv);
         const lctx_summary_kind kind = lctx_summary_kind_of(a.params.representation);
-        const int n = kind.n_part * threads.dim, n_warp = (int)blockDim.x / LCTX_WARP;
+        const int n = kind.n_vector * threads.dim, n_warp = (int)blockDim.x / LCTX_WARP;
         if (a.summary_type == GGML_TYPE_Q8_0) {
             constexpr int SIZE = lctx_cuda_q8_0::SIZE;
             for (int block = lctx_warp(); block < n / LCTX_WARP; block += n_warp) {
@@ -79,14 +79,15 @@ struct lctx_channels {
             most[i] = -INFINITY, least[i] = INFINITY;
         }
         each_key([&](int i, float x) { most[i] = fmaxf(most[i], x), least[i] = fminf(least[i], x); });
-        threads.reduce(most, parts, [](float x, float y) { return fmaxf(x, y); }, [&](int d, float x) { summary[d] = x; });
-        threads.reduce(least, parts, [](float x, float y) { return fminf(x, y); }, [&](int d, float x) { summary[threads.dim + d] = x; });
+        threads.reduce(most, partials, [](float x, float y) { return fmaxf(x, y); }, [&](int d, float x) { summary[d] = x; });
+        threads.reduce(
+            least, partials, [](float x, float y) { return fminf(x, y); }, [&](int d, float x) { summary[threads.dim + d] = x; });
     }
     __device__ static float add(float x, float y) { return x + y; }
     __device__ __forceinline__ void mean() const {
         float sum[8] = {};
         each_key([&](int i, float x) { sum[i] += x; });
-        threads.reduce(sum, parts, add, [&](int d, float x) { summary[d] = x / (float)a.params.chunk_size; });
+        threads.reduce(sum, partials, add, [&](int d, float x) { summary[d] = x / (float)a.params.chunk_size; });
     }
     // The first of the keys that are farthest from the mean of all, after the moments of the others.
     __device__ __forceinline__ void outlier() const {
@@ -116,11 +117,11 @@ struct lctx_channels {
                 squares[i] += difference * difference;
             },
             without);
-        threads.reduce(squares, parts, add, [&](int d, float x) { summary[threads.dim + d] = x * factor; });
+        threads.reduce(squares, partials, add, [&](int d, float x) { summary[threads.dim + d] = x * factor; });
     }
-    // *picked: thread 0 compares n_row distances at a time, each the sum of dim / 8 parts.
+    // *picked: thread 0 compares n_row distances at a time, each the sum of dim / 8 partials.
     __device__ __forceinline__ void find_outlier() const {
-        const int n_part = threads.dim / 8;
+        const int n_octet = threads.dim / 8;
         float most = -1.0f;
         for (int row0 = 0; row0 < a.params.chunk_size; row0 += threads.n_row) {
             const bool works = threads.works() && row0 + threads.row < a.params.chunk_size;
@@ -132,12 +133,12 @@ struct lctx_channels {
                 const float difference = x[i] - summary[threads.d + i];
                 distance += difference * difference;
             }
-            parts[threadIdx.x] = distance;  // of a thread that does not work nobody reads it
+            partials[threadIdx.x] = distance;  // of a thread that does not work nobody reads it
             __syncthreads();
             for (int row = 0; threadIdx.x == 0 && row < lctx_min(threads.n_row, a.params.chunk_size - row0); row++) {
                 float sum = 0.0f;
-                for (int i = 0; i < n_part; i++) {
-                    sum += parts[row * n_part + i];
+                for (int i = 0; i < n_octet; i++) {
+                    sum += partials[row * n_octet + i];
                 }
                 if (sum > most || row0 + row == 0) {
                     most = sum, *picked = row0 + row;

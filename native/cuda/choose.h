@@ -28,7 +28,7 @@ template <int WARPS> struct lctx_chooser {
         int rest;
     };
     // Of chunks [first, end), how many are above the cut and how many at it.
-    struct part {
+    struct tally {
         int first, end, n_above, n_at;
     };
 
@@ -42,11 +42,11 @@ template <int WARPS> struct lctx_chooser {
 
     // Bytes of shared memory: the bins of a pass, what the warps of a block count, and the ranges of the token.
     static size_t shared(const lctx_select_args & a) { return FIXED + a.chunks.n_range * sizeof(lctx_chunk_range); }
-    static constexpr size_t FIXED = N_BIN * sizeof(int) + (WARPS == 1 ? 0 : WARPS * sizeof(part));
+    static constexpr size_t FIXED = N_BIN * sizeof(int) + (WARPS == 1 ? 0 : WARPS * sizeof(tally));
     __device__ int * bins() const {
         return (int *)(lctx_shared() + (WARPS == 1 ? lctx_warp() * (FIXED + a.chunks.n_range * sizeof(lctx_chunk_range)) : 0));
     }
-    __device__ part * parts() const { return (part *)(bins() + N_BIN); }
+    __device__ tally * tallies() const { return (tally *)(bins() + N_BIN); }
     __device__ lctx_chunk_range * ranges() const { return (lctx_chunk_range *)((char *)bins() + FIXED); }
 
     // Divide once: every chunk is looked up among the ranges. Returns from the first chunk of all to the last.
@@ -193,8 +193,8 @@ template <int WARPS> struct lctx_chooser {
         n += __popc(written);
         c.rest -= __popc(at);
     }
-    // The part of chunks that is this warp's, of as many parts as warps.
-    __device__ part count_part(cut c) const {
+    // What this warp takes of its chunks, which are split among the warps.
+    __device__ tally count_mine(cut c) const {
         const int size = (int)lctx_div_up(all.end - all.first, STEP) * LCTX_WARP;
         const int first = lctx_min(all.first + lctx_warp() * size, all.end), end = lctx_min(first + size, all.end);
         int n_above = 0, n_at = 0;
@@ -202,16 +202,16 @@ template <int WARPS> struct lctx_chooser {
         return {first, end, (int)lctx_warp_sum((float)n_above), (int)lctx_warp_sum((float)n_at)};  // exact
     }
     // What the cut leaves of n chunks, by all warps of a block.
-    __device__ void put_parts(cut c) const {
-        const part mine = count_part(c);
+    __device__ void put_tallies(cut c) const {
+        const tally mine = count_mine(c);
         if (lctx_lane() == 0) {
-            parts()[lctx_warp()] = mine;
+            tallies()[lctx_warp()] = mine;
         }
         __syncthreads();
         int n = 0;
         for (int warp = 0; warp < lctx_warp(); warp++) {
-            const int n_at = lctx_min(parts()[warp].n_at, c.rest);
-            n += parts()[warp].n_above + n_at;
+            const int n_at = lctx_min(tallies()[warp].n_at, c.rest);
+            n += tallies()[warp].n_above + n_at;
             c.rest -= n_at;
         }
         put_chunks(c, mine.first, mine.end, n);
@@ -232,7 +232,7 @@ template <int WARPS> struct lctx_chooser {
             make_keys();
             const cut c = find_cut(n);
             if (WARPS > 1 && c.least > EMPTY) {  // each of the n is in a range
-                put_parts(c);
+                put_tallies(c);
             } else if (thread() < LCTX_WARP) {
                 n = put_chunks(c, all.first, all.end, 0);
             }

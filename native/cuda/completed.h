@@ -34,17 +34,17 @@ struct lctx_sharing {
     __device__ explicit lctx_sharing(int dim)
         : dim(dim), n_row((int)blockDim.x * 8 / dim), row((int)threadIdx.x / (dim / 8)), d((int)threadIdx.x % (dim / 8) * 8) {}
     __device__ bool works() const { return row < n_row; }
-    // Reduce what the threads have of every element: write(element, result), by the same thread each time. parts: 8 floats per thread,
+    // Reduce what the threads have of every element: write(element, result), by the same thread each time. partials: 8 floats per thread,
     // free afterwards.
-    template <typename F, typename W> __device__ void reduce(const float (&x)[8], float * parts, F && f, W && write) const {
+    template <typename F, typename W> __device__ void reduce(const float (&x)[8], float * partials, F && f, W && write) const {
         for (int i = 0; i < 8; i++) {
-            parts[threadIdx.x * 8 + i] = x[i];
+            partials[threadIdx.x * 8 + i] = x[i];
         }
         __syncthreads();
         for (int e = (int)threadIdx.x; e < dim; e += (int)blockDim.x) {
-            float all = parts[e];
+            float all = partials[e];
             for (int r = 1; r < n_row; r++) {
-                all = f(all, parts[r * dim + e]);
+                all = f(all, partials[r * dim + e]);
             }
             write(e, all);
         }

@@ -13,7 +13,7 @@ static const char * why_not_dim(int64_t head_dim) {
 }
 
 static const char * why_not_hadamard(int32_t block) {
-    return block <= LCTX_MOST_BLOCK ? nullptr : "channels that are transformed together must be 512 at most";
+    return block <= LCTX_MOST_HADAMARD ? nullptr : "channels that are transformed together must be 512 at most";
 }
 
 static const char * why_not_index(const lctx_index_shape & index) {

@@ -4,7 +4,7 @@
 #include "../ops/args.h"
 #include "rows.h"
 
-constexpr int LCTX_MOST_BLOCK = 512;  // channels that are transformed together
+constexpr int LCTX_MOST_HADAMARD = 512;  // channels that are transformed together
 
 // Transform a row that a warp holds, element 32 i + lane in x[i]; 0 leaves it as it is. Blocks end within the row.
 template <int N> static __device__ __forceinline__ void lctx_transform(float (&x)[N], int block) {
@@ -62,13 +62,13 @@ static __device__ __forceinline__ void lctx_load_8(ggml_type type, const char * 
 // Transform a row of floats in place; block 0 leaves it as it is. The lanes of a warp together; each reads what it wrote.
 static __device__ inline void lctx_transform_row(float * row, int dim, int block) {
     for (int first = 0; block > 0 && first < dim; first += block) {
-        float x[LCTX_MOST_BLOCK / LCTX_WARP];
-        lctx_unrolled<LCTX_MOST_BLOCK / LCTX_WARP>([&](int i) {
+        float x[LCTX_MOST_HADAMARD / LCTX_WARP];
+        lctx_unrolled<LCTX_MOST_HADAMARD / LCTX_WARP>([&](int i) {
             const int d = i * LCTX_WARP + lctx_lane();
             x[i] = d < block ? row[first + d] : 0.0f;
         });
         lctx_transform(x, block);
-        lctx_unrolled<LCTX_MOST_BLOCK / LCTX_WARP>([&](int i) {
+        lctx_unrolled<LCTX_MOST_HADAMARD / LCTX_WARP>([&](int i) {
             const int d = i * LCTX_WARP + lctx_lane();
             if (d < block) {
                 row[first + d] = x[i];

@@ -42,12 +42,12 @@ struct key_column {
     float * scores;  // [n_chunk_max]
 };
 
-// log(sum of exp) in parts: the largest, and the sum of what all are beside it.
-struct log_parts {
+// log(sum of exp) in two numbers: the largest, and the sum of what all are beside it.
+struct log_sum {
     float most, sum;
 
     // Add values of which `top` is the largest and `more` the sum of what they are beside it.
-    __device__ __forceinline__ log_parts with(float top, float more) const {
+    __device__ __forceinline__ log_sum with(float top, float more) const {
         const float both = fmaxf(most, top), base = both == -INFINITY ? 0.0f : both;
         return {both, sum * expf(most - base) + more * expf(top - base)};
     }
@@ -183,10 +183,10 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         });
     }
 
-    // Products become scores of rows: those of cells [lo, hi), which are in chunk k, are added to parts that lane k of four keeps.
+    // Products become scores of rows: those of cells [lo, hi), which are in chunk k, are added to logs that lane k of four keeps.
     // One step for all columns after the other: none waits for another.
     __device__ __forceinline__ void add_scores(const float (&sum)[TILES][2][4], const uint32_t (&scales)[2], int32_t cell0, int32_t lo,
-                                               int32_t hi, int k, log_parts (&parts)[TILES][2]) const {
+                                               int32_t hi, int k, log_sum (&logs)[TILES][2]) const {
         const int g = lctx_lane() / 4, t = lctx_lane() % 4;
         float scale[4], bias[4], score[TILES][2][4], top[TILES][2], more[TILES][2];
         lctx_unrolled<4>([&](int i) {
@@ -210,23 +210,23 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         each_column([&](int tile, int h) { more[tile][h] = lctx_warp_sum(more[tile][h], 4); });
         if (lo < cell0) {  // not the first group of the chunk
             each_column([&](int tile, int h) {
-                const log_parts all = parts[tile][h].with(top[tile][h], more[tile][h]);
+                const log_sum all = logs[tile][h].with(top[tile][h], more[tile][h]);
                 top[tile][h] = all.most, more[tile][h] = all.sum;
             });
         }
         each_column([&](int tile, int h) {
-            log_parts & mine = parts[tile][h];
+            log_sum & mine = logs[tile][h];
             mine = {t == k ? top[tile][h] : mine.most, t == k ? more[tile][h] : mine.sum};
         });
     }
 
     // The lane of each chunk writes its scores.
-    __device__ __forceinline__ void put_scores(int chunk0, const log_parts (&parts)[TILES][2]) const {
+    __device__ __forceinline__ void put_scores(int chunk0, const log_sum (&logs)[TILES][2]) const {
         const int chunk = chunk0 + lctx_lane() % 4;
         each_column([&](int tile, int h) {
             const key_column & column = columns[16 * tile + lctx_lane() / 4 + 8 * h];
             if (chunk >= column.first && chunk < column.end) {
-                column.scores[chunk] = parts[tile][h].value();
+                column.scores[chunk] = logs[tile][h].value();
             }
         });
     }
@@ -236,8 +236,8 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         const int chunk = lctx_max(r.first, lctx_min(r.end, chunk0 + lctx_min(lctx_lane(), CHUNKS)));
         const int32_t cell = lctx_cells(a.cache, list, seq).cell(chunk * a.chunks.chunk_size);
         const int32_t end = lctx_shuffle(cell, CHUNKS);
-        log_parts parts[TILES][2];
-        each_column([&](int tile, int h) { parts[tile][h] = {-INFINITY, 1.0f}; });
+        log_sum logs[TILES][2];
+        each_column([&](int tile, int h) { logs[tile][h] = {-INFINITY, 1.0f}; });
         for (int32_t group0 = lctx_shuffle(cell, 0) / GROUP; group0 * GROUP < end; group0 += GROUPS) {
             const char * group[GROUPS];
             uint32_t scales[GROUPS][2];
@@ -258,12 +258,12 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
                 for (int k = __popc(ended); k < __popc(begun); k++) {
                     const int32_t lo = lctx_shuffle(cell, k), hi = lctx_shuffle(cell, k + 1);
                     if (lo < hi) {
-                        add_scores(sum[n], scales[n], cell0, lo, hi, k, parts);
+                        add_scores(sum[n], scales[n], cell0, lo, hi, k, logs);
                     }
                 }
             });
         }
-        put_scores(chunk0, parts);
+        put_scores(chunk0, logs);
     }
 
     __device__ void run() const {

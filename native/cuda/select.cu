@@ -86,16 +86,16 @@ __device__ void score_summaries_of(const lctx_select_args & a, const float * que
                                    float (&score)[CHUNKS]) {
     float others[CHUNKS] = {}, outlier[CHUNKS] = {};
     const lctx_summary_kind kind = a.chunks.summary();
-    for (int d = lctx_lane() * 8; d < kind.n_part * a.head_dim; d += LCTX_WARP * 8) {
-        const int part = d / a.head_dim;
-        const bool is_outlier = kind.has_outlier && part == kind.n_sum();
+    for (int d = lctx_lane() * 8; d < kind.n_vector * a.head_dim; d += LCTX_WARP * 8) {
+        const int vector = d / a.head_dim;
+        const bool is_outlier = kind.has_outlier && vector == kind.n_sum();
         float q[8];
         lctx_load_8(query + d % a.head_dim, q);
         for (int c = 0; c < CHUNKS; c++) {
             float x[8], product = 0.0f;
             summary_8(a, summaries + lctx_min(r.first + c, r.end - 1) * a.summary_stride, d, x);
             for (int i = 0; i < 8; i++) {
-                product += lctx_meet(a.chunks.representation, part, q[i], a.scale) * x[i];
+                product += lctx_meet(a.chunks.representation, vector, q[i], a.scale) * x[i];
             }
             others[c] += is_outlier ? 0.0f : product;
             outlier[c] += is_outlier ? product : 0.0f;

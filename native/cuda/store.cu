@@ -7,7 +7,7 @@
 namespace {
 
 constexpr int WARPS = 4;
-enum part { KEY, VALUE, NEAR_KEY };
+enum stored { KEY, VALUE, NEAR_KEY };
 
 __device__ void put_word(char * at, uint32_t x) {
     *(uint16_t *)at = (uint16_t)x;
@@ -87,7 +87,7 @@ __device__ void put_32(ggml_type type, char * row, int first, int dim, float x) 
 
 // A row whose elements element(d) gives, transformed in blocks; 0: as it is.
 template <typename F> __device__ void put_row(const lctx_pool_args & pool, bool is_value, char * row, int dim, int block, F && element) {
-    __shared__ float rows[WARPS][LCTX_MOST_BLOCK];
+    __shared__ float rows[WARPS][LCTX_MOST_HADAMARD];
     float * transformed = rows[lctx_warp()];  // each lane has every 32nd element to itself
     for (int first = 0; first < dim; first += LCTX_WARP) {
         const int d = first + lctx_lane();
@@ -115,7 +115,7 @@ __device__ void put_value(const lctx_store_args & a, const float * v, char * row
     put_row(a.cache.v_pool, !lctx_values_in_keys(a.cache), row, a.head_dim_v, a.params.hadamard.v, [&](int d) { return v[d]; });
 }
 
-// A warp per token, KV head and part.
+// A warp per token, KV head and what is stored.
 __global__ void store(lctx_store_args a) {
     const int64_t job = (int64_t)blockIdx.x * WARPS + lctx_warp();
     if (job >= (int64_t)a.n_tokens * a.n_head_kv) {
@@ -147,6 +147,6 @@ __global__ void store(lctx_store_args a) {
 
 void lctx_cuda_store(const lctx_cuda_queue & queue, const lctx_store_args & args) {
     const int64_t n = (int64_t)args.n_tokens * args.n_head_kv;
-    const unsigned n_part = args.cache.near.data ? 3 : 2;
-    lctx_launch(store, dim3((unsigned)lctx_div_up(n, WARPS), n_part), WARPS * LCTX_WARP, 0, queue.stream, args);
+    const unsigned n_stored = args.cache.near.data ? 3 : 2;
+    lctx_launch(store, dim3((unsigned)lctx_div_up(n, WARPS), n_stored), WARPS * LCTX_WARP, 0, queue.stream, args);
 }

@@ -80,27 +80,27 @@ struct lists {
 // ---- what many pages need is made once ----
 
 struct prepared {
-    float * spans;       // ln t of every list, where heads choose; else nullptr
+    float * ln_rows;     // ln t of every list, where heads choose; else nullptr
     uint16_t * queries;  // [n_seg][n_tokens][n_head][DIM] turned to where they look from, where many tokens read the same; else nullptr
 
-    static size_t n_span(const lctx_attend_args & a) { return a.params.chunk_size > 0 ? (size_t)a.n_tokens * a.n_choice : 0; }
+    static size_t n_list(const lctx_attend_args & a) { return a.params.chunk_size > 0 ? (size_t)a.n_tokens * a.n_choice : 0; }
     template <typename S> static size_t n_query(const lctx_attend_args & a) {
         const bool many = a.params.chunk_size == 0 && a.n_tokens * (a.n_head / a.n_head_kv) > S::COLUMNS;
         return many ? (size_t)a.n_seg * a.n_tokens * a.n_head * S::DIM : 0;
     }
     template <typename S> static size_t size(const lctx_attend_args & a) {
-        return n_span(a) * sizeof(float) + n_query<S>(a) * sizeof(uint16_t);
+        return n_list(a) * sizeof(float) + n_query<S>(a) * sizeof(uint16_t);
     }
     template <typename S> static prepared in(char * work, const lctx_attend_args & a) {
-        return {n_span(a) > 0 ? (float *)work : nullptr, n_query<S>(a) > 0 ? (uint16_t *)work : nullptr};
+        return {n_list(a) > 0 ? (float *)work : nullptr, n_query<S>(a) > 0 ? (uint16_t *)work : nullptr};
     }
     template <typename S> __device__ uint16_t * query(const lctx_attend_args & a, int seg, int token, int head) const {
         return queries + (((size_t)seg * a.n_tokens + token) * a.n_head + head) * S::DIM;
     }
 };
 
-// Rows that the segments of a list span.
-__device__ int32_t span_of(const lctx_segment * segs, int n_seg) {
+// Rows that the segments of a list item.
+__device__ int32_t rows_read(const lctx_segment * segs, int n_seg) {
     int32_t n = 0;
     for (int i = 0; i < n_seg; i++) {
         n += lctx_max(0, segs[i].row1 - segs[i].row0);
@@ -108,10 +108,10 @@ __device__ int32_t span_of(const lctx_segment * segs, int n_seg) {
     return n;
 }
 
-__global__ void span_lists(const lctx_attend_args a, prepared made) {
+__global__ void count_rows(const lctx_attend_args a, prepared made) {
     const int list = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (list < a.n_tokens * a.n_choice) {
-        made.spans[list] = logf((float)span_of(a.segs + (int64_t)list * a.n_seg, a.n_seg));
+        made.ln_rows[list] = logf((float)rows_read(a.segs + (int64_t)list * a.n_seg, a.n_seg));
     }
 }
 
@@ -206,7 +206,7 @@ template <typename S> __device__ wanted load_column(const lctx_vote_args & v, co
         const float lse = a.lse[(size_t)token * a.n_head + head];
         float ln_t = 0.0f;
         if (!lctx_is_weight(v.retain.score)) {
-            ln_t = made.spans ? made.spans[(l.of(list) - a.segs) / a.n_seg] : logf((float)span_of(l.of(list), a.n_seg));
+            ln_t = made.ln_rows ? made.ln_rows[(l.of(list) - a.segs) / a.n_seg] : logf((float)rows_read(l.of(list), a.n_seg));
         }
         ballots[c] = {segment.row0, segment.row1, v.voters[token].row, LCTX_LOG2_E * (lse - ln_t)};
     }
@@ -371,9 +371,9 @@ template <typename S> void launch(const lctx_cuda_queue & queue, const lctx_vote
     constexpr int PER_MULTIPROCESSOR = 8;  // blocks, so that none of them waits long for another
     const lctx_attend_args & a = v.attend;
     const prepared made = prepared::in<S>(queue.work, a);
-    if (made.spans) {
+    if (made.ln_rows) {
         const dim3 grid((unsigned)lctx_div_up(a.n_tokens * a.n_choice, S::THREADS));
-        lctx_launch(span_lists, grid, S::THREADS, 0, queue.stream, a, made);
+        lctx_launch(count_rows, grid, S::THREADS, 0, queue.stream, a, made);
     }
     if (made.queries) {
         lctx_launch(turn_queries<S>, dim3(a.n_tokens, a.n_seg), S::THREADS, 0, queue.stream, a, made);

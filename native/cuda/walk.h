@@ -1,6 +1,6 @@
-// The walk of a tile of *attend*: columns, one per (token, query head) of one KV head, and the spans of cells that they read.
+// The walk of a tile of *attend*: columns, one per (token, query head) of one KV head, and the items of cells that they read.
 //
-// A span is what columns of one sequence read of one segment that may be any rows: a run, or where all heads read the same. Spans come in
+// An item is what columns of one sequence read of one segment that may be any rows: a run, or where all heads read the same. Items come in
 // the order of phase and sequence, each once, with the columns that read it; chunks come after them (plan.h).
 #pragma once
 
@@ -15,18 +15,18 @@ struct lctx_cuda_tiling {
     static constexpr int FEW = 16;  // columns
 
     int n_rep;        // query heads per KV head
-    int head_block;   // query heads of a tile
-    int token_block;  // tokens of a tile
+    int tile_heads;   // query heads of a tile
+    int tile_tokens;  // tokens of a tile
     int n_head_tile;
     int n_token_tile;
 
     LCTX_HD static bool is_few(const lctx_attend_args & a) { return a.n_tokens * (a.n_head / a.n_head_kv) <= FEW; }
     LCTX_HD lctx_cuda_tiling(const lctx_attend_args & a, int n_column) {
         n_rep = a.n_head / a.n_head_kv;
-        head_block = lctx_min(a.params.chunk_size > 0 ? a.n_head / a.n_choice : n_rep, n_column);
-        token_block = lctx_max(n_column / head_block, 1);
-        n_head_tile = (int)lctx_div_up(n_rep, head_block);
-        n_token_tile = (int)lctx_div_up(a.n_tokens, token_block);
+        tile_heads = lctx_min(a.params.chunk_size > 0 ? a.n_head / a.n_choice : n_rep, n_column);
+        tile_tokens = lctx_max(n_column / tile_heads, 1);
+        n_head_tile = (int)lctx_div_up(n_rep, tile_heads);
+        n_token_tile = (int)lctx_div_up(a.n_tokens, tile_tokens);
     }
     LCTX_HD int n_tile() const { return n_head_tile * n_token_tile; }
 };
@@ -37,10 +37,10 @@ struct lctx_cuda_tile {
 
     LCTX_HD lctx_cuda_tile(const lctx_attend_args & a, const lctx_cuda_tiling & t, int index, int head_kv) : head_kv(head_kv) {
         const int token_tile = t.n_token_tile - 1 - index / t.n_head_tile, head_tile = index % t.n_head_tile;
-        head0 = head_kv * t.n_rep + head_tile * t.head_block;
-        n_head = lctx_min(t.head_block, t.n_rep - head_tile * t.head_block);
-        token0 = token_tile * t.token_block;
-        n_token = lctx_min(t.token_block, a.n_tokens - token0);
+        head0 = head_kv * t.n_rep + head_tile * t.tile_heads;
+        n_head = lctx_min(t.tile_heads, t.n_rep - head_tile * t.tile_heads);
+        token0 = token_tile * t.tile_tokens;
+        n_token = lctx_min(t.tile_tokens, a.n_tokens - token0);
     }
     LCTX_HD int n_column() const { return n_head * n_token; }
     LCTX_HD int token(int column) const { return token0 + column / n_head; }
@@ -64,7 +64,7 @@ struct lctx_cuda_lists {
     }
 };
 
-// The blocks of ROWS cells of a span that are this split's: every n_split-th of the tile's, whose number grows from span to span.
+// The blocks of ROWS cells of an item that are this split's: every n_split-th of the tile's, whose number grows from item to item.
 struct lctx_cuda_split {
     int index, n_split;
 
@@ -73,25 +73,25 @@ struct lctx_cuda_split {
 };
 
 // What is read next: known to all threads.
-struct lctx_cuda_span {
+struct lctx_cuda_item {
     int32_t lo, hi;          // cells that any column reads
     int32_t all_lo, all_hi;  // cells that every column reads
     int32_t seq;
     int32_t near;
     int32_t by_chunk;  // not cells that lie side by side, but pieces of a plan (plan.h)
     int32_t valid;
-    int32_t n_before;  // blocks of the spans before it
+    int32_t n_before;  // blocks of the items before it
     int32_t turns;     // whether a column looks at it from another angle than at what it read before
 };
 
 // One may still be read by others, one is read, the next one is on its way, and the one after it is looked up.
-constexpr int LCTX_CUDA_SPANS = 4;
+constexpr int LCTX_CUDA_ITEMS = 4;
 
 // Shared memory of the walk.
 template <int COLUMNS> struct lctx_cuda_walk_memory {
-    lctx_cuda_span span[LCTX_CUDA_SPANS];
-    int32_t lo[LCTX_CUDA_SPANS][COLUMNS], hi[LCTX_CUDA_SPANS][COLUMNS];  // cells of each column; lo == hi: none
-    int32_t angle[LCTX_CUDA_SPANS][COLUMNS];
+    lctx_cuda_item item[LCTX_CUDA_ITEMS];
+    int32_t lo[LCTX_CUDA_ITEMS][COLUMNS], hi[LCTX_CUDA_ITEMS][COLUMNS];  // cells of each column; lo == hi: none
+    int32_t angle[LCTX_CUDA_ITEMS][COLUMNS];
     int32_t turned[COLUMNS];  // the angle from which each looked last
 };
 
@@ -102,24 +102,24 @@ struct lctx_cuda_run_walk {
 
     // The next run; its columns into buffer `to` of the memory. The lanes of one warp together.
     template <int COLUMNS>
-    __device__ lctx_cuda_span next(const lctx_attend_args & a, const lctx_cuda_tile & tile, lctx_cuda_walk_memory<COLUMNS> & m, int to) {
+    __device__ lctx_cuda_item next(const lctx_attend_args & a, const lctx_cuda_tile & tile, lctx_cuda_walk_memory<COLUMNS> & m, int to) {
         const lctx_cuda_lists lists = {a};
         const int n_column = tile.n_column();
-        lctx_cuda_span span = {INT_MAX, 0, 0, INT_MAX};
-        for (; phase < lists.n_run() && !span.valid; phase += !span.valid) {
+        lctx_cuda_item item = {INT_MAX, 0, 0, INT_MAX};
+        for (; phase < lists.n_run() && !item.valid; phase += !item.valid) {
             int32_t least = INT_MAX;
             for (int c = lctx_lane(); c < n_column; c += LCTX_WARP) {
                 const lctx_segment s = lists.of(tile.token(c), tile.head(c))[phase];
                 least = s.row0 < s.row1 && s.seq > seq ? lctx_min(least, s.seq) : least;
             }
             seq = lctx_warp_min(least);
-            span.valid = seq != INT_MAX;
-            if (!span.valid) {
+            item.valid = seq != INT_MAX;
+            if (!item.valid) {
                 seq = -1;
                 continue;
             }
-            span.seq = seq;
-            span.near = lists.is_near(phase);
+            item.seq = seq;
+            item.near = lists.is_near(phase);
             const lctx_cells cells(a.cache, tile.head_kv, seq);
             for (int c = lctx_lane(); c < COLUMNS; c += LCTX_WARP) {
                 int lo = 0, hi = 0, angle = 0;
@@ -129,20 +129,20 @@ struct lctx_cuda_run_walk {
                         lo = cells.cell(s.row0), hi = cells.cell(s.row1), angle = s.angle;
                     }
                     if (lo < hi) {
-                        span.lo = lctx_min(span.lo, lo), span.hi = lctx_max(span.hi, hi);
+                        item.lo = lctx_min(item.lo, lo), item.hi = lctx_max(item.hi, hi);
                     }
-                    span.all_lo = lctx_max(span.all_lo, lo), span.all_hi = lctx_min(span.all_hi, hi);
+                    item.all_lo = lctx_max(item.all_lo, lo), item.all_hi = lctx_min(item.all_hi, hi);
                 }
                 m.lo[to][c] = lo, m.hi[to][c] = hi, m.angle[to][c] = angle;
             }
-            span.lo = lctx_warp_min(span.lo), span.hi = -lctx_warp_min(-span.hi);
-            span.all_lo = -lctx_warp_min(-span.all_lo), span.all_hi = lctx_warp_min(span.all_hi);
+            item.lo = lctx_warp_min(item.lo), item.hi = -lctx_warp_min(-item.hi);
+            item.all_lo = -lctx_warp_min(-item.all_lo), item.all_hi = lctx_warp_min(item.all_hi);
         }
-        return span;
+        return item;
     }
 };
 
-// Whether any column turns for span `to`, which is read after all that were asked about. The lanes of one warp together.
+// Whether any column turns for item `to`, which is read after all that were asked about. The lanes of one warp together.
 template <int COLUMNS> static __device__ bool lctx_cuda_turns(lctx_cuda_walk_memory<COLUMNS> & m, int to) {
     bool turns = false;
     for (int c = lctx_lane(); c < COLUMNS; c += LCTX_WARP) {

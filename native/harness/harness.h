@@ -85,7 +85,7 @@ typedef struct lctx_layer_run_args {
     float * summaries;    // [n_summary][n_rows/chunk_size][summary_dim], room for n_head x chunks x 3*head_dim_k; or NULL
     int32_t * chunks;     // [n_rows][n_head][n_read_max] or NULL
     int32_t n_text;       // > 0: rows from here on are a replay, after which the rule compresses the text before them; else 0
-    double fraction;       // of its rows, that stay
+    double fraction;      // of its rows, that stay
     int32_t * held;       // [n_head_kv][n_rows]: 1 when the head holds the row after the last eviction that is due; or NULL
     int32_t * scores;     // [n_head_kv][n_rows]: scores of the rows that are held; or NULL
 } lctx_layer_run_args;
@@ -110,8 +110,8 @@ typedef struct lctx_step_run_args {
     const char * method;
     int32_t n_ctx_train;
     const float * fill_q;          // [n_rows - n_tokens][n_head][head_dim_k], read with representation=attention only
-    double held_fraction;             // of the rows before, how many a head still holds where it evicts by votes alone, without a budget
-    double open_fraction;             // of these, how many have no vote yet when the step begins
+    double held_fraction;          // of the rows before, how many a head still holds where it evicts by votes alone, without a budget
+    double open_fraction;          // of these, how many have no vote yet when the step begins
     int32_t n_held;                // result: rows that KV head 0 holds when the step begins
     double * times;                // result: [LCTX_N_STEP_OP][n_repeat] microseconds; 0 for what the method or the step does not do
     double bytes[LCTX_N_STEP_OP];  // result: bytes that each sub-op must read and write, everything once
@@ -163,7 +163,7 @@ int32_t lctx_rowwise_run(lctx_rowwise_args * args, char * err, size_t err_size);
 // What *attend* and *vote* looked at in their lists since the last call, by all threads (native/cpu/lookups.h).
 typedef struct lctx_lookups_args {
     int64_t segments;  // result: of lists that were inverted
-    int64_t spans;     // result: that parts of tiles went through
+    int64_t items;     // result: that splits of tiles went through
 } lctx_lookups_args;
 
 int32_t lctx_lookups_run(lctx_lookups_args * args, char * err, size_t err_size);

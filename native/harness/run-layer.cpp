@@ -9,7 +9,8 @@ void check(const lctx_layer_run_args & args) {
     lctx_check_shapes(*args.op);
     lctx_require(args.op->n_tokens == args.op->n_rows, "every row has a query: n_tokens must be n_rows");
     lctx_require(args.n_ctx_train > 0 && args.n_ubatch > 0, "sizes must be positive");
-    lctx_require(args.n_text >= 0 && args.n_text < args.op->n_rows && args.fraction >= 0 && args.fraction <= 1, "there is no such text or fraction");
+    lctx_require(args.n_text >= 0 && args.n_text < args.op->n_rows && args.fraction >= 0 && args.fraction <= 1,
+                 "there is no such text or fraction");
     lctx_require(args.op->n_layer <= 1, "lctx_layer_run has one layer: n_layer is for lctx_flash_run and lctx_step_run");
 }
 

@@ -13,7 +13,8 @@ void check(const lctx_step_run_args & args) {
     lctx_check_shapes(*args.op);
     lctx_require(args.op->n_tokens <= args.op->n_rows, "n_tokens must be at most n_rows: the step is the last rows");
     lctx_require(args.n_ctx_train > 0 && args.op->n_repeat > 0, "n_ctx_train and n_repeat must be positive");
-    lctx_require(0 <= args.held_fraction && args.held_fraction <= 1 && 0 <= args.open_fraction && args.open_fraction <= 1, "a fraction is from 0 to 1");
+    lctx_require(0 <= args.held_fraction && args.held_fraction <= 1 && 0 <= args.open_fraction && args.open_fraction <= 1,
+                 "a fraction is from 0 to 1");
 }
 
 void check_step(const lctx_step_run_args & args, const lctx_method & method, int32_t n_past) {

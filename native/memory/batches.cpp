@@ -39,7 +39,8 @@ std::vector<llama_ubatch> lctx_memory::split_equal(llama_batch_allocr & balloc, 
             }
         }
         const auto n = (uint32_t)std::min<int64_t>(n_ubatch, (int64_t)n_each * n_seq);
-        llama_ubatch ubatch = one_sequence ? balloc.split_seq(n) : balloc.split_equal(n, foreign_->splits_sequential(), foreign_->n_keep_tail());
+        llama_ubatch ubatch =
+            one_sequence ? balloc.split_seq(n) : balloc.split_equal(n, foreign_->splits_sequential(), foreign_->n_keep_tail());
         if (ubatch.n_tokens == 0) {
             return {};
         }
@@ -84,5 +85,5 @@ llama_memory_context_ptr lctx_memory::init_full() {
 
 llama_memory_context_ptr lctx_memory::init_update(llama_context * lctx, bool optimize) {
     return foreign_ ? foreign_->memory().init_update(lctx, optimize)
-                 : std::make_unique<lctx_batch_context>(*cache_, LLAMA_MEMORY_STATUS_NO_UPDATE);
+                    : std::make_unique<lctx_batch_context>(*cache_, LLAMA_MEMORY_STATUS_NO_UPDATE);
 }

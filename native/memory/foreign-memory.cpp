@@ -93,7 +93,7 @@ class hybrid_iswa final : public recurrent<llama_memory_hybrid_iswa, llama_memor
 }  // namespace
 
 std::unique_ptr<lctx_foreign_memory> lctx_foreign_memory::create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
-                                             const llama_cparams & cparams) {
+                                                                 const llama_cparams & cparams) {
     const llama_memory_i & kind = *memory;  // exactly these: classes that derive from them read the cache themselves
     if (typeid(kind) == typeid(llama_kv_cache_iswa)) {
         return std::make_unique<iswa>(std::move(memory), cparams, model.hparams);

@@ -12,7 +12,7 @@ class lctx_foreign_memory {
   public:
     // nullptr: this kind of memory cannot stand beside ours.
     static std::unique_ptr<lctx_foreign_memory> create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
-                                             const llama_cparams & cparams);
+                                                       const llama_cparams & cparams);
     virtual ~lctx_foreign_memory() = default;
 
     llama_memory_i & memory() const { return *memory_; }
@@ -42,8 +42,8 @@ class lctx_foreign_memory {
     void remove(int32_t seq, int32_t from);
 
   protected:
-    lctx_foreign_memory(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams, bool is_recurrent,
-              bool mixes_sequences = false)
+    lctx_foreign_memory(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams,
+                        bool is_recurrent, bool mixes_sequences = false)
         : hparams_(hparams),
           memory_(std::move(memory)),
           is_recurrent_(is_recurrent),

@@ -285,7 +285,7 @@ void lctx_memory::slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip
 
 bool lctx_memory::drop(int32_t seq, int32_t first, int32_t end) {
     return foreign_ ? cache_->refuse("rows cannot leave the middle of a sequence whose windows or recurrent states have read them")
-                 : cache_->drop(seq, first, end);
+                    : cache_->drop(seq, first, end);
 }
 
 void lctx_memory::require_foreign() const {

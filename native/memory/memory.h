@@ -5,8 +5,8 @@
 // the host; the rows of our cache are still there, so nothing of them is copied.
 #pragma once
 
-#include "kv-cache.h"
 #include "foreign-memory.h"
+#include "kv-cache.h"
 
 #include <map>
 #include <memory>

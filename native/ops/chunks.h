@@ -28,7 +28,7 @@ struct lctx_chunks {
     LCTX_HD int32_t key_bits() const { return representation - LCTX_REPRESENT_KEYS1 + 1; }
 
     LCTX_HD lctx_summary_kind summary() const { return lctx_summary_kind_of(representation); }
-    LCTX_HD int32_t summary_dim(int32_t head_dim) const { return summary().n_part * head_dim; }
+    LCTX_HD int32_t summary_dim(int32_t head_dim) const { return summary().n_vector * head_dim; }
 
     // Elements of what is made of a query to multiply a summary up to its outlier.
     LCTX_HD int32_t query_dim(int32_t head_dim) const { return summary().n_sum() * head_dim; }

@@ -149,7 +149,7 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
     const bool by_attention = params.representation == LCTX_REPRESENT_ATTENTION;
     GGML_ASSERT(summaries->type == lctx_summary_type(params.representation, (int32_t)q->ne[0], k->type) &&
                 summaries->nb[1] == ggml_row_size(summaries->type, summaries->ne[0]));
-    GGML_ASSERT(summaries->ne[0] == lctx_summary_kind_of(params.representation).n_part * q->ne[0] &&
+    GGML_ASSERT(summaries->ne[0] == lctx_summary_kind_of(params.representation).n_vector * q->ne[0] &&
                 summaries->ne[2] == (by_attention ? q->ne[1] : table->ne[1]));
     GGML_ASSERT(!by_attention || v_pool->ne[0] == q->ne[0]);
     GGML_ASSERT(!by_attention || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));

@@ -24,14 +24,14 @@ enum lctx_representation : int32_t {
 
 inline constexpr const char * LCTX_REPRESENTATIONS[] = {"attention", "minmax", "outlier", "keys1", "keys2"};
 
-// A summary is n_part vectors of head_dim numbers.
+// A summary is n_vector vectors of head_dim numbers.
 struct lctx_summary_kind {
-    int32_t n_part;    // 0: every key is compared
+    int32_t n_vector;  // 0: every key is compared
     bool in_bytes;     // q8_0 where its blocks fit: chunks are ranked as well by them; else halves
-    bool has_bounds;   // of halves the first part is rounded up and the second down
-    bool has_outlier;  // the last part is a key by itself: the score is the log of what it attracts and the other keys do
+    bool has_bounds;   // of halves the first vector is rounded up and the second down
+    bool has_outlier;  // the last vector is a key by itself: the score is the log of what it attracts and the other keys do
 
-    LCTX_HD constexpr int32_t n_sum() const { return n_part - has_outlier; }
+    LCTX_HD constexpr int32_t n_sum() const { return n_vector - has_outlier; }
 };
 
 LCTX_HD constexpr lctx_summary_kind lctx_summary_kind_of(lctx_representation representation) {
@@ -44,13 +44,13 @@ LCTX_HD constexpr lctx_summary_kind lctx_summary_kind_of(lctx_representation rep
     }
     return {0, false, false, false};
 }
-constexpr int32_t LCTX_MOST_PARTS = 3, LCTX_MOST_SUM = 2;
+constexpr int32_t LCTX_MOST_VECTORS = 3, LCTX_MOST_SUM = 2;
 
-// What a number of a query becomes to be multiplied with its number in a part of a summary.
-LCTX_HD inline float lctx_meet(lctx_representation representation, int32_t part, float q, float scale) {
+// What a number of a query becomes to be multiplied with its number in a vector of a summary.
+LCTX_HD inline float lctx_meet(lctx_representation representation, int32_t vector, float q, float scale) {
     switch (representation) {
-        case LCTX_REPRESENT_MINMAX:    return (q < 0.0f) == (part == 0) ? 0.0f : q;
-        case LCTX_REPRESENT_OUTLIER:   return part == 1 ? q * q : scale * q;
+        case LCTX_REPRESENT_MINMAX:    return (q < 0.0f) == (vector == 0) ? 0.0f : q;
+        case LCTX_REPRESENT_OUTLIER:   return vector == 1 ? q * q : scale * q;
         case LCTX_REPRESENT_ATTENTION:
         case LCTX_REPRESENT_KEYS1:
         case LCTX_REPRESENT_KEYS2:     break;

@@ -2,10 +2,10 @@
 // ggml. Its own products take other ways for many columns.
 #include "../ops/fixed.h"
 #include "../ops/params.h"
+#include "bump.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
 #include "multiply.h"
-#include "parts.h"
 #include "traits.h"
 
 #include <algorithm>
@@ -40,13 +40,13 @@ ends of_experts(const ggml_tensor * op, int64_t column) {
 class dots : public ggml::cpu::tensor_traits {
   public:
     bool work_size(int, const ggml_tensor * op, size_t & size) override {
-        size = LCTX_PART_ALIGN + n_column(op) * converted_size(op);
+        size = LCTX_BUMP_ALIGN + n_column(op) * converted_size(op);
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const ggml_tensor * w = op->src[0];
         const auto end_of = op->op == GGML_OP_MUL_MAT ? of_matrix : of_experts;
-        char * converted = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN);
+        char * converted = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_BUMP_ALIGN);
         const size_t size = converted_size(op);
         for (int64_t c = params->ith; size > 0 && c < n_column(op); c += params->nth) {
             convert(op->src[1], end_of(op, c).x, dot_type(op), converted + c * size);

@@ -19,11 +19,11 @@ template <class BLOCK, bool EXACT> struct by_quads {
     typedef BLOCK block;
     typedef lctx_quad_column column;
 
-    static int64_t n_part(int64_t k_dim) { return (k_dim + LCTX_QUADS_DIM - 1) / LCTX_QUADS_DIM; }
-    static column take(lctx_parts & parts, int64_t n) {
-        return {parts.take<int8_t>(n * LCTX_QUADS_DIM), parts.take<float>(n * LCTX_VL), parts.take<int32_t>(n * LCTX_VL)};
+    static int64_t n_piece(int64_t k_dim) { return (k_dim + LCTX_QUADS_DIM - 1) / LCTX_QUADS_DIM; }
+    static column take(lctx_bump & at, int64_t n) {
+        return {at.take<int8_t>(n * LCTX_QUADS_DIM), at.take<float>(n * LCTX_VL), at.take<int32_t>(n * LCTX_VL)};
     }
-    static void fill(const column & to, const float * x, int64_t k_dim, int64_t part) { lctx_fill_quads<BLOCK>(to, x, k_dim, part); }
+    static void fill(const column & to, const float * x, int64_t k_dim, int64_t piece) { lctx_fill_quads<BLOCK>(to, x, k_dim, piece); }
     template <int NC> static void multiply(const BLOCK * row, int64_t k_dim, const column * x, float * out, int64_t out_row) {
         lctx_multiply_row<BLOCK, NC, EXACT>(row, k_dim, x, out, out_row);
     }
@@ -35,11 +35,9 @@ template <class BLOCK, bool EXACT> struct by_super {
     typedef BLOCK block;
     typedef lctx_super_column column;
 
-    static int64_t n_part(int64_t k_dim) { return k_dim / QK_K; }
-    static column take(lctx_parts & parts, int64_t n) {
-        return {parts.take<int8_t>(n * QK_K), parts.take<float>(n), parts.take<int16_t>(n * 16)};
-    }
-    static void fill(const column & to, const float * x, int64_t, int64_t part) { lctx_fill_super<BLOCK>(to, x, part); }
+    static int64_t n_piece(int64_t k_dim) { return k_dim / QK_K; }
+    static column take(lctx_bump & at, int64_t n) { return {at.take<int8_t>(n * QK_K), at.take<float>(n), at.take<int16_t>(n * 16)}; }
+    static void fill(const column & to, const float * x, int64_t, int64_t piece) { lctx_fill_super<BLOCK>(to, x, piece); }
     template <int NC> static void multiply(const block * row, int64_t k_dim, const column * x, float * out, int64_t out_row) {
         lctx_multiply_super<BLOCK, NC, EXACT>(row, k_dim / QK_K, x, out, out_row);
     }
@@ -58,28 +56,28 @@ void multiply_row(const char * row, int64_t k_dim, const typename WAY::column * 
 // The columns of x as bytes, in a work buffer.
 template <class WAY> class byte_columns {
   public:
-    byte_columns(const ggml_tensor * op, lctx_parts & at) : x(op->src[1]), k_dim(x->ne[0]), n_part(WAY::n_part(k_dim)) {
-        lctx_parts one{0};
-        WAY::take(one, n_part);
+    byte_columns(const ggml_tensor * op, lctx_bump & at) : x(op->src[1]), k_dim(x->ne[0]), n_piece(WAY::n_piece(k_dim)) {
+        lctx_bump one{0};
+        WAY::take(one, n_piece);
         size = one.used;
         base = (uintptr_t)at.take<char>(count() * size);
     }
     int64_t count() const { return x->ne[1] * x->ne[2]; }
     typename WAY::column at(int64_t c) const {
-        lctx_parts parts{base + c * size};
-        return WAY::take(parts, n_part);
+        lctx_bump at{base + c * size};
+        return WAY::take(at, n_piece);
     }
     void fill(int ith, int nth) const {
-        for (int64_t i = ith; i < count() * n_part; i += nth) {
-            const int64_t c = i / n_part;
+        for (int64_t i = ith; i < count() * n_piece; i += nth) {
+            const int64_t c = i / n_piece;
             const char * values = (const char *)x->data + c % x->ne[1] * x->nb[1] + c / x->ne[1] * x->nb[2];
-            WAY::fill(at(c), (const float *)values, k_dim, i % n_part);
+            WAY::fill(at(c), (const float *)values, k_dim, i % n_piece);
         }
     }
 
   private:
     const ggml_tensor * x;
-    int64_t k_dim, n_part;
+    int64_t k_dim, n_piece;
     size_t size;
     uintptr_t base;
 };
@@ -87,7 +85,7 @@ template <class WAY> class byte_columns {
 // GGML_OP_MUL_MAT: a row meets all columns.
 template <class WAY> class matrix_rows {
   public:
-    matrix_rows(const ggml_tensor * op, const byte_columns<WAY> & columns, lctx_parts &) : op(op) {
+    matrix_rows(const ggml_tensor * op, const byte_columns<WAY> & columns, lctx_bump &) : op(op) {
         for (int64_t c = 0; c < columns.count(); c++) {
             all[c] = columns.at(c);
         }
@@ -110,7 +108,7 @@ template <class WAY> class matrix_rows {
 // GGML_OP_MUL_MAT_ID: a row of an expert meets the columns of a tile of its own.
 template <class WAY> class expert_rows {
   public:
-    expert_rows(const ggml_tensor * op, const byte_columns<WAY> & columns, lctx_parts & at) : op(op), columns(columns), matrices(op, at) {}
+    expert_rows(const ggml_tensor * op, const byte_columns<WAY> & columns, lctx_bump & at) : op(op), columns(columns), matrices(op, at) {}
     void sort() const { matrices.sort(); }
     int64_t count() const { return matrices.n_tile() * n_row(); }
     void multiply(int64_t first, int64_t end) const {
@@ -144,15 +142,15 @@ template <class WAY> class expert_rows {
 template <class WAY, template <class> class ROWS> class few_product : public ggml::cpu::tensor_traits {
   public:
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
-        lctx_parts shared{0};
+        lctx_bump shared{0};
         const byte_columns<WAY> columns(op, shared);
-        size = LCTX_PART_ALIGN + shared.used + n_threads * own_size(op);
+        size = LCTX_BUMP_ALIGN + shared.used + n_threads * own_size(op);
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        lctx_parts shared{GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN)};
+        lctx_bump shared{GGML_PAD((uintptr_t)params->wdata, LCTX_BUMP_ALIGN)};
         const byte_columns<WAY> columns(op, shared);
-        lctx_parts own{shared.base + shared.used + params->ith * own_size(op)};
+        lctx_bump own{shared.base + shared.used + params->ith * own_size(op)};
         const ROWS<WAY> rows(op, columns, own);
         rows.sort();
         columns.fill(params->ith, params->nth);
@@ -169,7 +167,7 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
 
   private:
     static size_t own_size(const ggml_tensor * op) {
-        lctx_parts shared{0}, own{0};
+        lctx_bump shared{0}, own{0};
         const byte_columns<WAY> columns(op, shared);
         const ROWS<WAY> rows(op, columns, own);
         return own.used;

@@ -28,24 +28,24 @@ template <class W> struct plan {
         n_panel = std::clamp<int64_t>(all / (N_TAKE * n_threads), 1, max_panel);
         n_chunk = (all + n_panel - 1) / n_panel;
     }
-    lctx_column_bytes columns(lctx_parts & at) const {
+    lctx_column_bytes columns(lctx_bump & at) const {
         const size_t n_sum = k_dim / W::GROUP * LCTX_TILE;
         return {at.take<int8_t>(k_dim * LCTX_TILE), at.take<float>(k_dim / W::N * LCTX_TILE),
                 W::HAS_MIN ? nullptr : at.take<int32_t>(n_sum), W::HAS_MIN ? at.take<float>(n_sum) : nullptr};
     }
-    lctx_panel panel(lctx_parts & at) const {
+    lctx_panel panel(lctx_bump & at) const {
         const size_t n_scale = k_dim / W::GROUP * LCTX_VL;
         return {at.take<uint8_t>(k_dim * LCTX_VL), at.take<float>(n_scale), W::HAS_MIN ? at.take<float>(n_scale) : nullptr,
                 lctx_int_scales<W> ? at.take<int32_t>(n_scale) : nullptr,
                 lctx_int_scales<W> && W::HAS_MIN ? at.take<float>(k_dim / W::N * LCTX_VL) : nullptr};
     }
     size_t columns_size() const {
-        lctx_parts at{0};
+        lctx_bump at{0};
         columns(at);
         return at.used;
     }
     size_t panel_size() const {
-        lctx_parts at{0};
+        lctx_bump at{0};
         panel(at);
         return at.used;
     }
@@ -89,17 +89,17 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
   public:
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
         const plan<W> p(op, n_threads);
-        lctx_parts own{0};
+        lctx_bump own{0};
         const MATRICES m(op, own);
-        size = LCTX_PART_ALIGN + m.max_tile() * p.columns_size() + n_threads * (own.used + p.max_panel * p.panel_size());
+        size = LCTX_BUMP_ALIGN + m.max_tile() * p.columns_size() + n_threads * (own.used + p.max_panel * p.panel_size());
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const plan<W> p(op, params->nth);
-        const uintptr_t base = GGML_PAD((uintptr_t)params->wdata, LCTX_PART_ALIGN);
-        lctx_parts counted{0};
+        const uintptr_t base = GGML_PAD((uintptr_t)params->wdata, LCTX_BUMP_ALIGN);
+        lctx_bump counted{0};
         const size_t n_shared = MATRICES(op, counted).max_tile() * p.columns_size();
-        lctx_parts own{base + n_shared + params->ith * (counted.used + p.max_panel * p.panel_size())};
+        lctx_bump own{base + n_shared + params->ith * (counted.used + p.max_panel * p.panel_size())};
         const MATRICES m(op, own);
         m.sort();
         const bool is_straight = m.most_columns() <= STRAIGHT_COLUMNS<W>;
@@ -120,7 +120,7 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
 
   private:
     static lctx_column_bytes columns(const plan<W> & p, uintptr_t base, int64_t tile) {
-        lctx_parts at{base + tile * p.columns_size()};
+        lctx_bump at{base + tile * p.columns_size()};
         return p.columns(at);
     }
     // unit: columns that are multiplied together at least.
@@ -160,7 +160,7 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
             return ::multiply_straight<W>(weight, w.rows, columns(p, base, w.first), m.tile(w.first), first_row(0),
                                           std::min(p.n_rows, first_row(p.n_panel)));
         }
-        lctx_parts at{own};
+        lctx_bump at{own};
         lctx_panel panels[MAX_PANEL];
         const int64_t n = std::min<int64_t>(p.n_panel, (p.n_rows - first_row(0) + LCTX_VL - 1) / LCTX_VL);
         for (int64_t i = 0; i < n; i++) {

@@ -18,25 +18,25 @@ template <> constexpr int lctx_zero_of<block_q4_0> = 8;
 template <> constexpr int lctx_zero_of<block_q8_0> = 128;
 template <> constexpr int lctx_zero_of<block_mxfp4> = lctx_weight<GGML_TYPE_MXFP4>::ZERO;
 
-// A column of bytes, as such rows meet it, n_part times so many values. A last part that is not full has zeros. In the first lane of a
+// A column of bytes, as such rows meet it, n_piece times so many values. A last piece that is not full has zeros. In the first lane of a
 // group stands what it adds for all its values, in the others 0.
-//   bytes   [n_part][2][LCTX_QUADS][16]: the first halves of the groups, then the second ones
-//   scales  [n_part][LCTX_QUADS][4]: of the groups, once for each lane
-//   starts  [n_part][LCTX_QUADS][4]: -ZERO * the sum of the bytes; with a min: the sum of the values, a float
+//   bytes   [n_piece][2][LCTX_QUADS][16]: the first halves of the groups, then the second ones
+//   scales  [n_piece][LCTX_QUADS][4]: of the groups, once for each lane
+//   starts  [n_piece][LCTX_QUADS][4]: -ZERO * the sum of the bytes; with a min: the sum of the values, a float
 struct lctx_quad_column {
     int8_t * bytes;
     float * scales;
     int32_t * starts;
 };
 
-// Part number `part` of a column of k_dim values, for rows of BLOCKs.
-template <class BLOCK> static inline void lctx_fill_quads(const lctx_quad_column & to, const float * x, int64_t k_dim, int64_t part) {
+// Piece number `piece` of a column of k_dim values, for rows of BLOCKs.
+template <class BLOCK> static inline void lctx_fill_quads(const lctx_quad_column & to, const float * x, int64_t k_dim, int64_t piece) {
     for (int b = 0; b < LCTX_QUADS; b++) {
         static constexpr float ZEROS[32] = {};
-        const int64_t k = part * LCTX_QUADS_DIM + 32 * b, lane = (part * LCTX_QUADS + b) * 4;
+        const int64_t k = piece * LCTX_QUADS_DIM + 32 * b, lane = (piece * LCTX_QUADS + b) * 4;
         const float * values = k < k_dim ? x + k : ZEROS;
         const lctx_scale scale = lctx_scale_of(values, 32);
-        int8_t * bytes = to.bytes + part * LCTX_QUADS_DIM + 16 * b;
+        int8_t * bytes = to.bytes + piece * LCTX_QUADS_DIM + 16 * b;
         const float sum =
             lctx_round(values, 16, scale.inverse, bytes) + lctx_round(values + 16, 16, scale.inverse, bytes + 16 * LCTX_QUADS);
         std::fill_n(to.starts + lane, 4, 0);
@@ -61,11 +61,11 @@ struct lctx_quads {
 // What differs in the width of a vector: 16 bytes of each group, a number of each group for all its lanes, bytes of a table by their index.
 #if defined(__AVX512F__)
 static inline lctx_quad_bytes lctx_load_quads(const void * first, size_t step) {
-    const auto part = [&](int b) { return _mm_loadu_si128((const __m128i *)((const char *)first + b * step)); };
-    __m512i four = _mm512_castsi128_si512(part(0));
-    four = _mm512_inserti32x4(four, part(1), 1);
-    four = _mm512_inserti32x4(four, part(2), 2);
-    return (lctx_quad_bytes)_mm512_inserti32x4(four, part(3), 3);
+    const auto load = [&](int b) { return _mm_loadu_si128((const __m128i *)((const char *)first + b * step)); };
+    __m512i four = _mm512_castsi128_si512(load(0));
+    four = _mm512_inserti32x4(four, load(1), 1);
+    four = _mm512_inserti32x4(four, load(2), 2);
+    return (lctx_quad_bytes)_mm512_inserti32x4(four, load(3), 3);
 }
 static inline lctx_vf lctx_four_each(__m128 of_groups) {
     const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
@@ -76,8 +76,8 @@ static inline lctx_quad_bytes lctx_look_up_quads(__m128i table, lctx_quad_bytes 
 }
 #else
 static inline lctx_quad_bytes lctx_load_quads(const void * first, size_t step) {
-    const auto part = [&](int b) { return _mm_loadu_si128((const __m128i *)((const char *)first + b * step)); };
-    return (lctx_quad_bytes)_mm256_inserti128_si256(_mm256_castsi128_si256(part(0)), part(1), 1);
+    const auto load = [&](int b) { return _mm_loadu_si128((const __m128i *)((const char *)first + b * step)); };
+    return (lctx_quad_bytes)_mm256_inserti128_si256(_mm256_castsi128_si256(load(0)), load(1), 1);
 }
 static inline lctx_vf lctx_four_each(__m128 of_groups) {
     return (lctx_vf)_mm256_permutevar8x32_ps(_mm256_castps128_ps256(of_groups), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
@@ -175,15 +175,15 @@ static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_
             }
         }
     };
-    const int64_t n_part = k_dim / LCTX_QUADS_DIM;
-    for (int64_t i = 0; i < n_part; i++) {
+    const int64_t n_piece = k_dim / LCTX_QUADS_DIM;
+    for (int64_t i = 0; i < n_piece; i++) {
         lctx_read_ahead(row + i * LCTX_QUADS, LCTX_QUADS * sizeof(BLOCK));
         add(lctx_load(row + i * LCTX_QUADS), i);
     }
     if (k_dim % LCTX_QUADS_DIM != 0) {
         BLOCK last[LCTX_QUADS] = {};
-        std::copy_n(row + n_part * LCTX_QUADS, k_dim % LCTX_QUADS_DIM / 32, last);
-        add(lctx_load(last), n_part);
+        std::copy_n(row + n_piece * LCTX_QUADS, k_dim % LCTX_QUADS_DIM / 32, last);
+        add(lctx_load(last), n_piece);
     }
 #pragma GCC unroll 8
     for (int c = 0; c < NC; c++) {

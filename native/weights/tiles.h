@@ -1,8 +1,8 @@
 // What a product multiplies: matrices of weights, and the tiles of columns (bytes.h) that each of them meets.
 #pragma once
 
+#include "bump.h"
 #include "bytes.h"
-#include "parts.h"
 
 #include <algorithm>
 
@@ -27,7 +27,7 @@ template <typename F> static inline void lctx_each_tile(int64_t first, int64_t e
 struct lctx_one_matrix {
     const ggml_tensor * op;
 
-    lctx_one_matrix(const ggml_tensor * op, lctx_parts &) : op(op) {}
+    lctx_one_matrix(const ggml_tensor * op, lctx_bump &) : op(op) {}
     int64_t max_tile() const { return (n_column() + LCTX_TILE - 1) / LCTX_TILE; }
     int64_t n_tile() const { return max_tile(); }
     int64_t n_matrix() const { return 1; }
@@ -57,7 +57,7 @@ struct lctx_one_matrix {
 struct lctx_expert_matrices {
     const ggml_tensor * op;
 
-    lctx_expert_matrices(const ggml_tensor * op, lctx_parts & at)
+    lctx_expert_matrices(const ggml_tensor * op, lctx_bump & at)
         : op(op),
           n_of(at.take<int32_t>(n_matrix())),
           first_tile(at.take<int32_t>(n_matrix() + 1)),
