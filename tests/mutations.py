@@ -72,7 +72,7 @@ MUTATIONS = [
     Mutation("rows of a chunk that are held", "native/cpu/key-scores.h",
              "cells.cell((chunk + 1) * size)", "cells.cell(chunk * size) + size", "test_evict.py"),
     Mutation("rows that a vote counts", "native/cpu/vote.cpp",
-             "lctx_span_rows(segs, a.n_seg), v.voters[token].row);", "lctx_span_rows(segs, 1), v.voters[token].row);",
+             "lctx_rows_read(segs, a.n_seg), v.voters[token].row);", "lctx_span_rows(segs, 1), v.voters[token].row);",
              "test_evict.py"),
     Mutation("a segment at the end of a page (CUDA)", "native/cuda/vote.cu",
              "segs[first].row0 <= hi; first++", "segs[first].row0 < hi; first++", "test_cuda_evict.py"),
