@@ -73,14 +73,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Step:
-    """Microseconds of every repeat, bytes and operations per sub-op; rows that KV head 0 held before.
+    """Microseconds of every repeat per sub-op, bytes and operations of *attend*; rows that KV head 0 held before.
 
     ``scratch``: bytes of the device beside the tensors.
     """
 
     times: dict[str, list[float]]
-    bytes: dict[str, float]
-    flops: dict[str, float]
+    attend_bytes: float
+    attend_flops: float
     n_held: int
     scratch: int
 
@@ -145,8 +145,7 @@ def step(rows: Rows, run: Run, method: str, n_ctx_train: int, held: float = 1.0,
     })  # fmt: skip
     call(lib.lctx_step_run, args)
     by_op = {op: row.tolist() for op, row in zip(OPS, times, strict=True)}
-    sums = [dict(zip(OPS, values, strict=True)) for values in (args.bytes, args.flops)]
-    return Step(by_op, *sums, args.n_held, op.scratch_bytes)
+    return Step(by_op, args.attend_bytes, args.attend_flops, args.n_held, op.scratch_bytes)
 
 
 @dataclass(frozen=True)

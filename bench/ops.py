@@ -86,7 +86,7 @@ class Bench:
     def decode(self) -> list[list[str]]:
         full, peer = self.turns(self.run(self.args.depth))
         return [["attend", self.name, self.kv, spread(full.times["attend"]), spread(peer),
-                 ratio(median(peer), median(full.times["attend"])), *self.memory(full, "attend")]]  # fmt: skip
+                 ratio(median(peer), median(full.times["attend"])), *self.memory(full)]]  # fmt: skip
 
     def tokens(self) -> list[list[str]]:
         """Return a row per number of tokens; they have taken turns, and their best times count."""
@@ -98,7 +98,7 @@ class Bench:
 
     def of_tokens(self, n: int, us: float, first: float, step: Step) -> list[str]:
         """Return the row of ``n`` tokens beside what bandwidth and products allow."""
-        bytes_, flops = step.bytes["attend"], step.flops["attend"]
+        bytes_, flops = step.attend_bytes, step.attend_flops
         rate = self.limits.gemm_bf16 if self.kv in ROUNDED and n > 1 else self.limits.gemm_f32
         bound = 1e6 * max(bytes_ / self.limits.read_bandwidth, flops / (rate or self.limits.gemm_f32))
         return ["attend", self.name, self.kv, str(n), f"{us:.0f}", ratio(us, first), f"{flops / us / 1e3:.0f}",
@@ -107,7 +107,7 @@ class Bench:
     def prefill(self) -> list[list[str]]:
         full, peer = self.turns(self.run(self.args.depth + N_PREFILL, N_PREFILL, 1))
         ms, peer_ms = ([us / 1e3 for us in times] for times in (full.times["attend"], peer))
-        rate, peer_rate = (full.flops["attend"] / median(times) * 1e3 for times in (ms, peer_ms))
+        rate, peer_rate = (full.attend_flops / median(times) * 1e3 for times in (ms, peer_ms))
         cells = [ratio(median(peer_ms), median(ms)), f"{rate / 1e9:.1f}", share(rate, self.limits.gemm_f32),
                  share(rate, self.limits.gemm_bf16), f"{peer_rate / 1e9:.1f}"]  # fmt: skip
         return [["attend", self.name, self.kv, spread(ms), spread(peer_ms), *cells]]
@@ -131,16 +131,15 @@ class Bench:
                 continue
             per_token = (us * (PERIOD - 1) + at_border) / PERIOD
             total += per_token
-            step = usual if us else border
-            memory = self.memory(step, op)[:2]
+            memory = self.memory(usual)[:2] if op == "attend" else ["", ""]
             rows.append([*label, op, f"{us:.1f}", f"{at_border:.1f}", f"{per_token:.1f}", *memory, ""])
         rows.append([*label, "sum", "", "", f"{total:.1f}", "", "", f"{ratio(peer, total)} (flash {peer:.0f})"])
         return rows
 
-    def memory(self, step: Step, op: str) -> list[str]:
-        """Return the cells MB, GB/s and share of the read bandwidth."""
-        rate = step.bytes[op] / (median(step.times[op]) * 1e-6)
-        return [f"{step.bytes[op] / 1e6:.2f}", f"{rate / 1e9:.1f}", share(rate, self.limits.read_bandwidth)]
+    def memory(self, step: Step) -> list[str]:
+        """Return the cells MB, GB/s and share of the read bandwidth of *attend*."""
+        rate = step.attend_bytes / (median(step.times["attend"]) * 1e-6)
+        return [f"{step.attend_bytes / 1e6:.2f}", f"{rate / 1e9:.1f}", share(rate, self.limits.read_bandwidth)]
 
 
 def ratio(peer: float, ours: float) -> str:

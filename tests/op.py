@@ -232,12 +232,12 @@ def run_evict(case: EvictCase, x: Inputs, spec: str | None = None, **override) -
 
 @dataclass
 class StepRun:
-    """What ``lctx_step_run`` gave: microseconds, bytes and operations per sub-op; rows held before."""
+    """What ``lctx_step_run`` gave: microseconds per sub-op, bytes and operations of *attend*; rows held before."""
 
     out: np.ndarray
     times: dict[str, np.ndarray]
-    bytes: dict[str, float]
-    flops: dict[str, float]
+    attend_bytes: float
+    attend_flops: float
     n_held: int
 
 
@@ -263,8 +263,7 @@ def run_step(case: OpCase, x: Inputs, spec: str, n_tokens: int, n_repeat: int = 
         settings = {"n_ctx_train": n_ctx_train, "held_fraction": held, "open_fraction": unvoted}
         args = ffi.new("lctx_step_run_args *", pointers | settings)
         call(lib.lctx_step_run, args)
-    by_op = [dict(zip(names, values, strict=True)) for values in (times, args.bytes, args.flops)]
-    return StepRun(out, *by_op, args.n_held)
+    return StepRun(out, dict(zip(names, times, strict=True)), args.attend_bytes, args.attend_flops, args.n_held)
 
 
 def evict_layer(case: EvictCase, x: Inputs) -> Layer:

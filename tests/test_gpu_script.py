@@ -62,7 +62,7 @@ def test_layers_that_are_timed_together_give_what_one_gives():
     spec = "longheads,chunk_size=16,window=64+corm,window=16,recent=16,evict_every=16"
     one, three = (run_step(step_case, rows, spec, 8, n_repeat=2, n_layer=n) for n in (1, 3))
     np.testing.assert_array_equal(three.out, one.out)
-    assert three.bytes == one.bytes
+    assert three.attend_bytes == one.attend_bytes
     assert {op for op, us in three.times.items() if (us > 0).all()} == {op for op, us in one.times.items() if us.all()}
 
 

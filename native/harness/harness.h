@@ -114,8 +114,8 @@ typedef struct lctx_step_run_args {
     double open_fraction;          // of these, how many have no vote yet when the step begins
     int32_t n_held;                // result: rows that KV head 0 holds when the step begins
     double * times;                // result: [LCTX_N_STEP_OP][n_repeat] microseconds; 0 for what the method or the step does not do
-    double bytes[LCTX_N_STEP_OP];  // result: bytes that each sub-op must read and write, everything once
-    double flops[LCTX_N_STEP_OP];  // result: additions and multiplications of its products
+    double attend_bytes;           // result: bytes that *attend* must read, everything once
+    double attend_flops;           // result: additions and multiplications of its products
 } lctx_step_run_args;
 
 int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size);

@@ -1,5 +1,5 @@
 // lctx_step_run: the sub-ops of one ubatch at the end of a layer that holds many rows, each timed by itself. For bench and tests.
-#include "costs.h"
+#include "attend-cost.h"
 #include "roofline.h"
 
 namespace {
@@ -131,8 +131,8 @@ class step_layers {
     }
     const lctx_op_ubatch & first() const { return layers_[0]->ubatch; }
     uint64_t scratch_bytes() const;
-    // The rows that each head of the first layer holds; empty where nothing is evicted.
-    std::vector<std::vector<int32_t>> rows_held(int32_t n_row) const;
+    // The rows that KV head 0 of the first layer holds of n_row.
+    int32_t n_held(int32_t n_row) const;
     void run() const;
 
   private:
@@ -143,14 +143,6 @@ class step_layers {
     bool has(lctx_step_op op) const { return node_of(first(), op); }
     // Time the nodes of a sub-op, when there are some.
     void time(lctx_step_op op) const;
-    template <typename F> void run(lctx_step_op op, F && cost) const {
-        set_cost(op, has(op) ? cost(first()) : lctx_cost{});
-        time(op);
-    }
-    void set_cost(lctx_step_op op, const lctx_cost & cost) const {
-        args_.bytes[op] = cost.bytes;
-        args_.flops[op] = cost.flops;
-    }
 
     lctx_step_run_args & args_;
     lctx_backend backend_;
@@ -167,14 +159,9 @@ uint64_t step_layers::scratch_bytes() const {
     return scratch_.bytes(tensors);
 }
 
-std::vector<std::vector<int32_t>> step_layers::rows_held(int32_t n_row) const {
-    std::vector<std::vector<int32_t>> rows;
+int32_t step_layers::n_held(int32_t n_row) const {
     lctx_held_copy copy(layers_[0]->layer);
-    for (int32_t head = 0; !copy.all() && head < args_.op->n_head_kv; head++) {
-        const lctx_held held = copy.of(head);
-        rows.emplace_back(held.rows(), held.rows() + n_row - held.n_gone());
-    }
-    return rows;
+    return copy.all() ? n_row : n_row - copy.of(0).n_gone();
 }
 
 void step_layers::time(lctx_step_op op) const {
@@ -202,14 +189,14 @@ void step_layers::time(lctx_step_op op) const {
 }
 
 void step_layers::run() const {
-    run(LCTX_STEP_STORE, lctx_store_cost);
-    run(LCTX_STEP_SUMMARIZE, lctx_summarize_cost);
-    run(LCTX_STEP_SELECT, lctx_select_cost);
-    run(LCTX_STEP_ATTEND, lctx_attend_cost);
-    run(LCTX_STEP_VOTE, lctx_vote_cost);
-    const std::vector<std::vector<int32_t>> before = rows_held(args_.op->n_rows);
-    time(LCTX_STEP_EVICT);
-    set_cost(LCTX_STEP_EVICT, has(LCTX_STEP_EVICT) ? lctx_evict_cost(first(), before) : lctx_cost{});
+    for (int op = 0; op < LCTX_STEP_ATTEND; op++) {
+        time((lctx_step_op)op);
+    }
+    const lctx_cost cost = lctx_attend_cost(first());
+    args_.attend_bytes = cost.bytes, args_.attend_flops = cost.flops;
+    for (int op = LCTX_STEP_ATTEND; op < LCTX_N_STEP_OP; op++) {
+        time((lctx_step_op)op);
+    }
 }
 
 void run(lctx_step_run_args & args) {
@@ -220,11 +207,8 @@ void run(lctx_step_run_args & args) {
     lctx_check_method(a, *method);
     check_step(args, *method, n_past);
     std::fill_n(args.times, (size_t)LCTX_N_STEP_OP * a.n_repeat, 0.0);
-    std::fill_n(args.bytes, (int)LCTX_N_STEP_OP, 0.0);
-    std::fill_n(args.flops, (int)LCTX_N_STEP_OP, 0.0);
     const step_layers layers(args, *method);
-    const auto held = layers.rows_held(n_past);
-    args.n_held = held.empty() ? n_past : (int32_t)held[0].size();
+    args.n_held = layers.n_held(n_past);
     layers.run();
     a.scratch_bytes = layers.scratch_bytes();
     ggml_backend_tensor_get(layers.first().node(LCTX_OP_ATTEND), a.out, 0, (size_t)a.n_tokens * a.n_head * a.head_dim_v * sizeof(float));

@@ -100,8 +100,8 @@ def layer_speeds(
         method = METHODS[name]
         ours = with_layers(lambda n, method=method: step(rows, run(n), method, N_CTX_TRAIN, HELD, OPEN), n_layer)
         times = {op: median(us) for op, us in ours.times.items()}
-        attend, rate = times["attend"], ours.bytes["attend"] / times["attend"] * 1e6
-        flops = ours.flops["attend"] / attend * 1e6
+        attend, rate = times["attend"], ours.attend_bytes / times["attend"] * 1e6
+        flops = ours.attend_flops / attend * 1e6
         total = sum(times.values())
         others = {op: us for op, us in times.items() if op != "attend"}
         yield Speed(phase, name, kv, depth, attend, total, median(stock.times), rate, rate / copy, flops, ours.scratch,
