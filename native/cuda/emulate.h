@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstring>
 #include <functional>
+#include <type_traits>
+#include <utility>
 
 #define __global__ static
 #define __device__
@@ -174,46 +176,25 @@ inline int __popc(unsigned x) {
     return __builtin_popcount(x);
 }
 
-inline int atomicAdd(int * at, int x) {
-    const int old = *at;
-    *at += x;
-    return old;
+// T is that of what is changed.
+template <typename T> T atomicAdd(T * at, std::common_type_t<T> x) {
+    return std::exchange(*at, *at + x);
 }
 
-inline unsigned long long atomicAdd(unsigned long long * at, unsigned long long x) {
-    const unsigned long long old = *at;
-    *at += x;
-    return old;
+template <typename T> T atomicMax(T * at, std::common_type_t<T> x) {
+    return std::exchange(*at, std::max(*at, x));
 }
 
-inline int atomicMax(int * at, int x) {
-    const int old = *at;
-    *at = std::max(old, x);
-    return old;
+template <typename T> T atomicMin(T * at, std::common_type_t<T> x) {
+    return std::exchange(*at, std::min(*at, x));
 }
 
-inline int atomicMin(int * at, int x) {
-    const int old = *at;
-    *at = std::min(old, x);
-    return old;
+template <typename T> T atomicOr(T * at, std::common_type_t<T> x) {
+    return std::exchange(*at, *at | x);
 }
 
-inline unsigned atomicOr(unsigned * at, unsigned x) {
-    const unsigned old = *at;
-    *at |= x;
-    return old;
-}
-
-inline unsigned long long atomicOr(unsigned long long * at, unsigned long long x) {
-    const unsigned long long old = *at;
-    *at |= x;
-    return old;
-}
-
-inline unsigned atomicAnd(unsigned * at, unsigned x) {
-    const unsigned old = *at;
-    *at &= x;
-    return old;
+template <typename T> T atomicAnd(T * at, std::common_type_t<T> x) {
+    return std::exchange(*at, *at & x);
 }
 
 void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
