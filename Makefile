@@ -189,7 +189,8 @@ tools-ik: $(VENV)/.build-tools
 	$(PYTHON) bench/check_ik.py "$(IK_SOURCE)" $(IK)/bin/llama-bench pylongctx/models/*.gguf
 
 # a library of its own in build/ALONE, with the harness, and tests of kernels and memory on it
-ALONE_TESTS := test_ops.py test_multiply.py test_chunks.py test_evict.py test_memory.py test_corm_sequences.py test_pages.py test_order.py
+ALONE_TESTS := test_ops.py test_multiply.py test_chunks.py test_oracle_chunks.py test_evict.py test_memory.py \
+    test_corm_sequences.py test_pages.py test_order.py
 INSTALL_ALONE = $(PIP) install pytest hypothesis gguf numpy cffi rich && \
     $(PIP) install --no-build-isolation --no-deps --upgrade --target build/$(ALONE) . -C build-dir=build/$(ALONE)/build \
         -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
