@@ -156,7 +156,6 @@ class Roofline:
     read_bandwidth: float
     gemm_f32: float
     gemm_bf16: float
-    gemm_i8: float
     copy_bandwidth: float
 
     def best(self, other: "Roofline") -> "Roofline":
@@ -169,6 +168,4 @@ def roofline(n_threads: int, device: str | None = None) -> Roofline:
     name = ffi.new("char[]", device.encode()) if device else ffi.NULL
     args = ffi.new("lctx_roofline_args *", {"n_threads": n_threads, "device": name})
     call(lib.lctx_roofline_run, args)
-    return Roofline(
-        args.cache_bytes, args.read_bandwidth, args.gemm_f32, args.gemm_bf16, args.gemm_i8, args.copy_bandwidth
-    )
+    return Roofline(args.cache_bytes, args.read_bandwidth, args.gemm_f32, args.gemm_bf16, args.copy_bandwidth)

@@ -1,16 +1,15 @@
-"""Products of quantized weights with the tokens of a prompt: the rate of each type, beside what the CPU can multiply.
+"""Products of quantized weights with the tokens of a prompt: the rate of each type.
 
     python bench/weights.py --rows 4096 --width 4096 --tokens 1,4,16,512
 
 Weights are random bytes. A token alone is bound by memory, so its column has GB/s of weights; the others have
-operations per second (a product and a sum are two), and in brackets their share of what bytes at hand are multiplied.
+operations per second (a product and a sum are two).
 """
 
 import argparse
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from native_ops import roofline
 from op_harness import call, ffi, lib
 from report import machine, table
 
@@ -50,17 +49,15 @@ def microseconds(name: str, n_tokens: int, args: argparse.Namespace) -> tuple[fl
 
 def main() -> None:
     args = arguments()
-    most = roofline(args.threads).gemm_i8
     rows = []
     for name in args.types:
         cells = []
         for n_tokens in args.tokens:
             us, n_bytes = microseconds(name, n_tokens, args)
             rate = 2 * args.rows * args.width * n_tokens / us * 1e6
-            share = f" ({rate / most:.0%})" if most else ""
-            cells.append(f"{n_bytes / us / 1e3:.1f} GB/s" if n_tokens == 1 else f"{rate / 1e9:.0f} GOP/s{share}")
+            cells.append(f"{n_bytes / us / 1e3:.1f} GB/s" if n_tokens == 1 else f"{rate / 1e9:.0f} GOP/s")
         rows.append([name, *cells])
-    print(machine(), f"{args.threads} threads, bytes at hand: {most / 1e9:.0f} GOP/s", sep="\n", end="\n\n")
+    print(machine(), f"{args.threads} threads", sep="\n", end="\n\n")
     print(table(["type", *(f"{n} tokens" if n > 1 else "1 token" for n in args.tokens)], rows))
 
 

@@ -109,13 +109,13 @@ typedef struct lctx_step_run_args {
     lctx_op_args * op;
     const char * method;
     int32_t n_ctx_train;
-    const float * fill_q;          // [n_rows - n_tokens][n_head][head_dim_k], read with representation=attention only
-    double held_fraction;          // of the rows before, how many a head still holds where it evicts by votes alone, without a budget
-    double open_fraction;          // of these, how many have no vote yet when the step begins
-    int32_t n_held;                // result: rows that KV head 0 holds when the step begins
-    double * times;                // result: [LCTX_N_STEP_OP][n_repeat] microseconds; 0 for what the method or the step does not do
-    double attend_bytes;           // result: bytes that *attend* must read, everything once
-    double attend_flops;           // result: additions and multiplications of its products
+    const float * fill_q;  // [n_rows - n_tokens][n_head][head_dim_k], read with representation=attention only
+    double held_fraction;  // of the rows before, how many a head still holds where it evicts by votes alone, without a budget
+    double open_fraction;  // of these, how many have no vote yet when the step begins
+    int32_t n_held;        // result: rows that KV head 0 holds when the step begins
+    double * times;        // result: [LCTX_N_STEP_OP][n_repeat] microseconds; 0 for what the method or the step does not do
+    double attend_bytes;   // result: bytes that *attend* must read, everything once
+    double attend_flops;   // result: additions and multiplications of its products
 } lctx_step_run_args;
 
 int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size);
@@ -202,7 +202,6 @@ typedef struct lctx_roofline_args {
     double read_bandwidth;  // result: bytes per second, reading eight times the last-level cache
     double gemm_f32;        // result: operations per second of a matrix product that stays in the first-level cache
     double gemm_bf16;       // result: the same with bf16 factors and float sums; 0: not compiled for such a CPU
-    double gemm_i8;         // result: the same with bytes and integer sums; 0: not compiled for such a CPU
     double copy_bandwidth;  // result: bytes read and written per second, copying 256 MiB within the device
 } lctx_roofline_args;
 

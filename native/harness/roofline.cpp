@@ -43,7 +43,7 @@ void run(lctx_roofline_args & args) {
     args.copy_bandwidth = copy_rate(lctx_backend_of(args.device, args.n_threads));
     if (args.device) {
         args.cache_bytes = 0;
-        args.read_bandwidth = args.gemm_f32 = args.gemm_bf16 = args.gemm_i8 = 0.0;
+        args.read_bandwidth = args.gemm_f32 = args.gemm_bf16 = 0.0;
         return;
     }
     args.cache_bytes = lctx_cache_bytes();
@@ -52,7 +52,6 @@ void run(lctx_roofline_args & args) {
     args.read_bandwidth = (double)(MEASURE_SIZES * args.cache_bytes) / (*std::min_element(us.begin(), us.end()) * 1e-6);
     args.gemm_f32 = gemm_rate<lctx_cpu_gemm_f32>(args.n_threads);
     args.gemm_bf16 = gemm_rate<lctx_cpu_gemm_bf16>(args.n_threads);
-    args.gemm_i8 = gemm_rate<lctx_cpu_gemm_i8>(args.n_threads);
 }
 
 }  // namespace

@@ -12,6 +12,3 @@ double lctx_cpu_gemm_f32(int64_t n_product);
 
 // The same with bf16 factors and float sums; 0 when not compiled for such a CPU.
 double lctx_cpu_gemm_bf16(int64_t n_product);
-
-// The same with bytes and integer sums, as products of quantized weights do it; 0 when not compiled for such a CPU.
-double lctx_cpu_gemm_i8(int64_t n_product);
