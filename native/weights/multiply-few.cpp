@@ -174,60 +174,38 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
     }
 };
 
-template <class WAY, template <class> class ROWS = matrix_rows> ggml::cpu::tensor_traits * few() {
+template <class WAY, template <class> class ROWS> ggml::cpu::tensor_traits * few() {
     static few_product<WAY, ROWS> p;
     return &p;
 }
 
 }  // namespace
 
-template <template <class> class ROWS> static ggml::cpu::tensor_traits * exact(ggml_type type) {
+template <template <class> class ROWS, bool EXACT> static ggml::cpu::tensor_traits * way_of(ggml_type type) {
     switch (type) {
 #if LCTX_HAS_QUADS
-        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0, true>, ROWS>();
-        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1, true>, ROWS>();
-        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4, true>, ROWS>();
+        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0, EXACT>, ROWS>();
+        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1, EXACT>, ROWS>();
+        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4, EXACT>, ROWS>();
 #endif
-        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K, true>, ROWS>();
-        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K, true>, ROWS>();
-        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K, true>, ROWS>();
+        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K, EXACT>, ROWS>();
+        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K, EXACT>, ROWS>();
+        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K, EXACT>, ROWS>();
         default:             return nullptr;
     }
 }
 
 ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type, bool is_fixed) {
-    if (is_fixed) {
-        return exact<matrix_rows>(type);
-    }
-    switch (type) {
-#if LCTX_HAS_QUADS
-        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0, false>>();
-        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1, false>>();
-        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4, false>>();
-#endif
-        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K, false>>();
-        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K, false>>();
-        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K, false>>();
-        default:             return nullptr;
-    }
+    return is_fixed ? way_of<matrix_rows, true>(type) : way_of<matrix_rows, false>(type);
 }
 
 ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type type, bool is_fixed) {
-    if (is_fixed) {
-        return exact<expert_rows>(type);
-    }
-    switch (type) {
 #if LCTX_HAS_QUADS
-        case GGML_TYPE_Q4_0:  return few<by_quads<block_q4_0, false>, expert_rows>();
-        case GGML_TYPE_Q4_1:  return few<by_quads<block_q4_1, false>, expert_rows>();
-        case GGML_TYPE_Q8_0:  return few<by_quads<block_q8_0, false>, expert_rows>();
-        case GGML_TYPE_MXFP4: return few<by_quads<block_mxfp4, false>, expert_rows>();
-#endif
-        case GGML_TYPE_Q4_K: return few<by_super<block_q4_K, false>, expert_rows>();
-        case GGML_TYPE_Q5_K: return few<by_super<block_q5_K, false>, expert_rows>();
-        case GGML_TYPE_Q6_K: return few<by_super<block_q6_K, false>, expert_rows>();
-        default:             return nullptr;
+    if (type == GGML_TYPE_Q8_0 && !is_fixed) {
+        return few<by_quads<block_q8_0, false>, expert_rows>();
     }
+#endif
+    return is_fixed ? way_of<expert_rows, true>(type) : way_of<expert_rows, false>(type);
 }
 
 #else
