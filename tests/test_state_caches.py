@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from test_state import METHODS, TEXT, new
+from test_state import METHODS, TEXT, new, used  # noqa: F401
 
 from pylongctx import LlamaCache, LlamaDiskCache, LlamaRAMCache, LlamaState
 
@@ -172,7 +172,7 @@ def test_streams_fill_the_cache_too(embedded_model, make_cache):
         llm(TEXT.decode(), max_tokens=2)
 
 
-def test_capacity_counts_real_bytes(used, make_cache):
+def test_capacity_counts_real_bytes(used, make_cache):  # noqa: F811
     _, state = used
     cache = make_cache(capacity_bytes=int(2.5 * state.nbytes))
     for i in range(4):
@@ -184,7 +184,7 @@ def test_capacity_counts_real_bytes(used, make_cache):
     assert cache.cache_size == 0
 
 
-def test_the_least_recently_used_goes_first(used):
+def test_the_least_recently_used_goes_first(used):  # noqa: F811
     _, state = used
     cache = LlamaRAMCache(capacity_bytes=int(2.5 * state.nbytes))
     cache[[1, 1]], cache[[2, 2]] = state, state
@@ -196,7 +196,7 @@ def test_the_least_recently_used_goes_first(used):
         cache[[2]]
 
 
-def test_the_disk_cache_outlives_the_process_and_drops_damaged_files(used, tmp_path):
+def test_the_disk_cache_outlives_the_process_and_drops_damaged_files(used, tmp_path):  # noqa: F811
     _, state = used
     ids = state.input_ids.tolist()
     LlamaDiskCache(str(tmp_path))[ids] = state
