@@ -1,13 +1,14 @@
 """How many tokens a draft may have: as many as pay, from measured acceptance and step times."""
 
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # lengths that are compared
 SLOPE = 0.1  # additional time of a token in a step, in steps of one token, until it is measured
 NEW = 0.25  # weight of the last step in the moving average
 MIN_GAIN = 1.02  # drafts must be expected to be faster by this factor
 FIRST_PAUSE, MAX_PAUSE = 16, 256  # tokens without drafts before another trial, doubled after each failed one
+KEPT = 16  # tokens for which a length is kept while no draft was verified
 REFRESH = 64  # drafts after which a step without one is measured, as the text has grown
 PROBE = 4  # maximum tokens of a trial
 RECENT_FIRST, RECENT_NEXT = 8.0, 64.0  # draft tokens that the two acceptance rates remember
@@ -27,9 +28,12 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
+        self._sizes: list[int] = []  # the same, ascending
 
     def add(self, n: int, seconds: float) -> None:
         """Record a step of ``n`` tokens."""
+        if n not in self._known:
+            insort(self._sizes, n)
         before = self._known.get(n, seconds)
         self._known[n] = (1 - NEW) * before + NEW * seconds
 
@@ -39,13 +43,14 @@ class StepTimes:
 
     def seconds(self, n: float) -> float:
         """Return the expected time of a step of ``n`` tokens, in steps of one token when nothing is known."""
-        known = sorted(self._known.items())
-        if not known:
+        sizes, known = self._sizes, self._known
+        if not sizes:
             return 1 + SLOPE * (n - 1)
-        if len(known) == 1 or n <= known[0][0]:
-            at, seconds = known[0]
-            return seconds * (1 + SLOPE * (n - 1)) / (1 + SLOPE * (at - 1))
-        (a, low), (b, high) = next((pair for pair in pairwise(known) if n <= pair[1][0]), (known[0], known[-1]))
+        if len(sizes) == 1 or n <= sizes[0]:
+            return known[sizes[0]] * (1 + SLOPE * (n - 1)) / (1 + SLOPE * (sizes[0] - 1))
+        i = bisect_left(sizes, n)
+        a, b = (sizes[i - 1], sizes[i]) if i < len(sizes) else (sizes[0], sizes[-1])
+        low, high = known[a], known[b]
         return max(low, low + (high - low) * (n - a) / (b - a))
 
 
@@ -95,11 +100,16 @@ class DraftLength:
     _first: Rate = field(default_factory=lambda: Rate(RECENT_FIRST, 1.0, 2.0))
     _next: Rate = field(default_factory=lambda: Rate(RECENT_NEXT, 3.0, 4.0))
     _drafts: int = 0  # since a step without a draft
-    _idle: int = 0  # tokens since drafts were found not to pay
+    _length: int = 0  # the last choice, which is kept for ``_left`` tokens with ``_n_others`` other answers
+    _left: int = 0
+    _n_others: int = 0
+    _is_off: bool = False
     _wait: int = FIRST_PAUSE
 
     def add(self, drafted: int, accepted: int) -> None:
         """Record a draft of ``drafted`` tokens, of which the first ``accepted`` were right."""
+        self._drafts += 1
+        self._left = 0
         self._first.add(float(accepted > 0), 1)
         if accepted and drafted > 1:
             self._next.add(accepted - 1, min(accepted, drafted - 1))
@@ -107,6 +117,7 @@ class DraftLength:
     def took(self, drafted: int, seconds: float) -> None:
         """Record the time that a draft took."""
         if drafted:
+            self._left = 0
             each = seconds / drafted
             self.draft_seconds = each if not self.draft_seconds else (1 - NEW) * self.draft_seconds + NEW * each
 
@@ -119,18 +130,24 @@ class DraftLength:
         if not times.knows(1 + n_others) or self._drafts >= REFRESH:
             self._drafts = 0
             return 0
+        if not self._left or n_others != self._n_others:
+            self._choose(times, n_others, most)
+        self._left -= 1
+        return min(self._length, most)
+
+    def _choose(self, times: StepTimes, n_others: int, most: int) -> None:
+        """Set the length of the next drafts, and for how many tokens it is kept."""
         plain = (1 + n_others) / times.seconds(1 + n_others)
         lengths = [n for n in TRIED if n < most] + [most] * (most > 0)
         rate, best = max(((self._rate(times, n_others, n), n) for n in lengths), default=(0.0, 0))
+        self._n_others = n_others
         if rate > MIN_GAIN * plain:
-            self._idle, self._wait = 0, FIRST_PAUSE
-            self._drafts += 1
-            return best
-        self._idle += 1
-        if self._idle <= self._wait:
-            return 0
-        self._idle, self._wait = 0, min(2 * self._wait, MAX_PAUSE)
-        return min(best, PROBE)
+            self._length, self._left, self._is_off, self._wait = best, KEPT, False, FIRST_PAUSE
+        elif not self._is_off:
+            self._length, self._left, self._is_off = 0, self._wait, True
+        else:  # a trial
+            self._length, self._left, self._is_off = min(best, PROBE), 1, False
+            self._wait = min(2 * self._wait, MAX_PAUSE)
 
     def _rate(self, times: StepTimes, n_others: int, n: int) -> float:
         """Return the expected tokens per second of a step with a draft of ``n`` tokens."""

@@ -97,10 +97,11 @@ def _request(share: Share, room: int, times: StepTimes, n_others: int) -> tuple[
     session, job = share.slot.session, share.job
     if job.draft is None or len(share.part) != 1 or len(job.pending) != 1 or not session.n_tokens:
         return None
-    known = np.concatenate([session.tokens, share.part])
-    most = min(session.n_ctx - len(known), room - 1, (job.limit or session.n_ctx) - job.n_generated - 1)
+    most = min(session.n_ctx - session.n_tokens - 1, room - 1, (job.limit or session.n_ctx) - job.n_generated - 1)
     most = job.draft.length(most, times, n_others)
-    return (job.draft, DraftRequest(known, most, session)) if most > 0 else None
+    if most <= 0:
+        return None
+    return job.draft, DraftRequest(np.concatenate([session.tokens, share.part]), most, session)
 
 
 def keep_guess(share: Share, rows: Row) -> Row:
