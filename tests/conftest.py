@@ -176,6 +176,22 @@ def open_session(open_file, model_path):
 
 
 @pytest.fixture
+def open_llama():
+    """Return a function from a file and its arguments to an open Llama, which is closed after the test."""
+    from llamas import new
+
+    opened = []
+
+    def open_llama(path, **options):
+        opened.append(new(path, **options))
+        return opened[-1]
+
+    yield open_llama
+    for llm in opened:
+        llm.close()
+
+
+@pytest.fixture
 def strict_arena(monkeypatch):
     """Let the system stop who reads or writes memory that was not committed, or was given back."""
     monkeypatch.setenv("LCTX_STRICT_ARENA", "1")
@@ -209,3 +225,13 @@ def drafted(monkeypatch):
 
     monkeypatch.setattr(Drafting, "__init__", record)
     return found
+
+
+@pytest.fixture
+def drafts(drafted, monkeypatch, request):
+    """Let each step draft, at most N_DRAFT tokens of the module, and return the drafts of all jobs."""
+    from pylongctx.engine.draft_length import DraftLength
+
+    n_draft = request.module.N_DRAFT
+    monkeypatch.setattr(DraftLength, "choose", lambda self, times, n_others, most: min(n_draft, most))
+    return drafted

@@ -52,17 +52,9 @@ def path_of(folder: Path, name: str) -> Path:
 
 
 @pytest.fixture
-def start(folder):
+def start(folder, open_llama):
     """Return a function from a model and a method to an open Llama."""
-    opened = []
-
-    def start(name: str, method: str | None = "full", **more):
-        opened.append(new(path_of(folder, name), method=method, **SIZES | more))
-        return opened[-1]
-
-    yield start
-    for llm in opened:
-        llm.close()
+    return lambda name, method="full", **more: open_llama(path_of(folder, name), method=method, **SIZES | more)
 
 
 def logits_after(llm, tokens) -> np.ndarray:

@@ -5,7 +5,6 @@ import pytest
 from llamas import TEXT, new
 
 from pylongctx import DraftChain, LlamaDraftModel, ModelDraft, NgramDraft
-from pylongctx.engine.draft_length import DraftLength
 from pylongctx.engine.drafting import DraftRequest, draft_all
 from pylongctx.errors import ContextFull
 
@@ -13,15 +12,9 @@ FIXED = {"n_ctx": 512, "deterministic": True, "seed": 7}
 OWN = "longheads,window=64"
 WHOLE = f"{OWN},position=full,select_from=512"  # the method of a context that drafts by selecting
 TEXTS = [(TEXT * 8)[20 * i : 1000 + 30 * i].decode() for i in range(3)]
+N_DRAFT = 4
 ASKED = {"max_tokens": 30, "temperature": 0.0}
 SMALL = "window,n_sink=4,window=64"  # a draft model that is often wrong
-
-
-@pytest.fixture
-def drafts(drafted, monkeypatch):
-    """Let each step draft, and return the drafts of all jobs."""
-    monkeypatch.setattr(DraftLength, "choose", lambda self, times, n_others, most: min(4, most))
-    return drafted
 
 
 def answers(llm, texts=TEXTS):

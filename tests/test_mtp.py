@@ -8,7 +8,6 @@ from session import assert_same
 
 from pylongctx import DraftChain, MtpDraft, NgramDraft
 from pylongctx._plan import Plan
-from pylongctx.engine.draft_length import DraftLength
 from pylongctx.errors import ContextFull, InvalidInput
 
 SIZES = {"n_ctx": 384, "n_ubatch": 64} | F32
@@ -32,25 +31,13 @@ def stock(folder, tokens, tmp_path_factory):
 
 
 @pytest.fixture
-def start(folder):
+def start(folder, open_llama):
     """Return a function from a model and its arguments to an open Llama that drafts."""
-    opened = []
 
     def start(name, apt=False, **more):
-        path = (make_apt if apt else make)(folder, name)
-        opened.append(new(path, **SIZES | {"draft": "mtp"} | more))
-        return opened[-1]
+        return open_llama((make_apt if apt else make)(folder, name), **SIZES | {"draft": "mtp"} | more)
 
-    yield start
-    for llm in opened:
-        llm.close()
-
-
-@pytest.fixture
-def drafts(drafted, monkeypatch):
-    """Let each step draft, and return the drafts of all jobs."""
-    monkeypatch.setattr(DraftLength, "choose", lambda self, times, n_others, most: min(4, most))
-    return drafted
+    return start
 
 
 def draft(session, last, n=N_DRAFT):

@@ -6,19 +6,12 @@ from llamas import TEXT, new
 
 from pylongctx import SelfDraft
 from pylongctx.cli.drafts import own_draft
-from pylongctx.engine.draft_length import DraftLength
 from pylongctx.errors import ContextFull, InvalidInput
 
 DRAFT = "longheads,window=64"
 FIXED = {"n_ctx": 512, "deterministic": True, "seed": 7}
 LONG = TEXT * 8
-
-
-@pytest.fixture
-def drafts(drafted, monkeypatch):
-    """Let each step draft, and return the drafts of all jobs."""
-    monkeypatch.setattr(DraftLength, "choose", lambda self, times, n_others, most: min(4, most))
-    return drafted
+N_DRAFT = 4
 
 
 def answer(llm, n=40, **options):
