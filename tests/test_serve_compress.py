@@ -35,7 +35,7 @@ def answered(ask, **body):
 def test_a_compressed_sequence_is_smaller_and_continues(server, ask):
     first = answered(ask)
     facts = server.http.get("/v1/longctx", params={"id": first["id"]}).json()
-    assert facts["compresses"]
+    assert facts["compresses"] and facts["compression_prefills"] > 1
     seq, before = facts["id_slot"], facts["kv"]["bytes"]
     report = ask(f"/slots/{seq}?action=compress", ratio=0.3, answer=first["id"])
     assert report["id_slot"] == seq

@@ -33,7 +33,6 @@ SETTINGS: dict[str, Callable[[str], float]] = {
     **{one.keyword: integer if one.kind is int else number for one in NUMBERS if one.keyword in KEYWORDS},
     **dict.fromkeys(("seed", "max_tokens"), integer),
 }
-REPLAYS = 2.5  # time of a compression, in prefills
 LEAVE = ("exit", "quit", "bye")
 
 
@@ -236,6 +235,8 @@ class Commands(ABC):
 
     def compress(self, percent: str) -> None:
         """Evict most KV entries of the conversation so far, and report what that changed."""
+        from pylongctx.engine.compress import COMPRESSION_PREFILLS
+
         conversation, ratio = self.conversation, _share(percent)
         llm = conversation.llm
         if llm.method is None or not llm.method.replays:
@@ -244,7 +245,7 @@ class Commands(ABC):
             raise ValueError("there is nothing to compress: there are no messages")
         conversation.read()
         speed = conversation.turn.prompt_speed
-        about = f", about {REPLAYS * llm.n_tokens / speed:.0f} s" if speed else ""
+        about = f", about {COMPRESSION_PREFILLS * llm.n_tokens / speed:.0f} s" if speed else ""
         self.output.note(f"replaying {llm.n_tokens} tokens{about}; Ctrl-C leaves the KV cache as it is")
         self.report(llm.compress(ratio))
 

@@ -23,6 +23,7 @@ OVERLAP = 8  # tokens before a piece that identify its beginning
 FIRST = b"\n\nRepeat the previous context exactly.\n\n"
 LATER = b"\n\nRepeat the part of the previous context exactly, starting with "
 NOTHING = np.empty(0, np.int32)
+COMPRESSION_PREFILLS = 2.5  # time of a compression, in prefills of the text
 PROBES, PROBE = 3, 16  # parts of the text whose repetition is compared, and their tokens
 DRIFT = 0.1  # mean divergence, in nats, from which on ``CompressionReport.drifts`` is true
 

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from pylongctx._enums import OVERFLOWS
+from pylongctx.engine.compress import COMPRESSION_PREFILLS
 from pylongctx.engine.slots import Slot
 from pylongctx.serve import metrics, native
 from pylongctx.serve.bodies import SlotBody
@@ -184,6 +185,7 @@ def _longctx(service: Service, id: str | None) -> dict[str, Any]:
         "n_ctx_train": host.model.info.n_ctx_train,
         "overflow": OVERFLOWS[host.session.evicts],
         "compresses": host.method is not None and host.method.replays,
+        "compression_prefills": COMPRESSION_PREFILLS,
         "kv": usage and usage.sizes(),
         "store": host.store and host.store.facts(),
         "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],

@@ -4,7 +4,6 @@ import { get, post, ServerError } from "./api.js";
 import { $, announce, bytes, notice, seconds } from "./dom.js";
 import { server } from "./server.js";
 
-const REPLAYS = 2.5; // time of a compression, in prefills
 const LOST = "The server no longer holds this conversation. Send a message, then compress.";
 
 /** Return whether the text that ends with an answer can be compressed. */
@@ -22,7 +21,8 @@ export function open(message, done) {
 }
 
 function cost({ stats: { used, prompt_per_second: speed, kv } }, ratio) {
-  const time = speed ? `This takes about ${seconds((REPLAYS * used) / speed)}, while other answers wait.` : "";
+  const took = seconds((server.info.compression_prefills * used) / speed);
+  const time = speed ? `This takes about ${took}, while other answers wait.` : "";
   const freed = kv && ratio ? ` About ${bytes((1 - ratio) * kv.bytes)} of the KV cache are freed.` : "";
   return time + freed;
 }
