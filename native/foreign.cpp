@@ -3,6 +3,7 @@
 #include "llama-context.h"
 #include "llama-model.h"
 #include "memory/check-state.h"
+#include "memory/state-io.h"
 
 #include <algorithm>
 #include <string>
@@ -11,6 +12,25 @@ namespace {
 
 llama_memory_t memory_of(const lctx_context & ctx) {
     return llama_get_memory(ctx.ctx);
+}
+
+// The checkpoint of a sequence at its first p tokens, or nullptr.
+const lctx_foreign_checkpoint * find_checkpoint(const lctx_context & ctx, int32_t seq, int32_t p) {
+    const auto it = ctx.foreign_checkpoints.find(seq);
+    return it == ctx.foreign_checkpoints.end() || it->second.pos != p ? nullptr : &it->second;
+}
+
+// Put a sequence, which has more of the same tokens, back to a checkpoint.
+void restore(lctx_context & ctx, int32_t seq, const lctx_foreign_checkpoint & saved) {
+    try {
+        lctx_state_reader io(saved.bytes.data(), saved.bytes.size());
+        memory_of(ctx)->state_read(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    } catch (const std::exception & e) {
+        llama_memory_seq_rm(memory_of(ctx), seq, -1, -1);
+        lctx_foreign_forget(ctx, seq);
+        throw lctx_refusal(std::string("the checkpoint could not be restored, the sequence is empty: ") + e.what());
+    }
+    llama_memory_seq_rm(memory_of(ctx), seq, saved.pos, -1);
 }
 
 void require_reach(const lctx_context & ctx, int32_t seq, int32_t p) {
@@ -29,7 +49,40 @@ int32_t lctx_foreign_restorable(const lctx_context & ctx, int32_t seq, int32_t n
     }
     const int32_t first = llama_memory_seq_pos_min(memory_of(ctx), seq), n_swa = llama_model_n_swa(ctx.model->model);
     const bool is_lost = n_swa > 0 && first > std::max(0, n - n_swa);
-    return is_lost || lctx_context_rollback(&ctx) == LCTX_ROLLBACK_NONE ? 0 : n;
+    if (lctx_context_rollback(&ctx) == LCTX_ROLLBACK_NONE) {
+        const auto it = ctx.foreign_checkpoints.find(seq);
+        return it == ctx.foreign_checkpoints.end() || it->second.pos > n ? 0 : it->second.pos;
+    }
+    return is_lost ? 0 : n;
+}
+
+void lctx_foreign_save(lctx_context & ctx, int32_t seq) {
+    const int32_t n_past = lctx_n_past(&ctx, seq);
+    if (lctx_context_rollback(&ctx) != LCTX_ROLLBACK_NONE || n_past == 0 || find_checkpoint(ctx, seq, n_past)) {
+        return;
+    }
+    ctx.foreign_checkpoints[seq] = {n_past, lctx_save_partial(*memory_of(ctx), seq)};
+}
+
+void lctx_foreign_forget(lctx_context & ctx, int32_t seq) {
+    if (seq < 0) {
+        ctx.foreign_checkpoints.clear();
+    } else {
+        ctx.foreign_checkpoints.erase(seq);
+    }
+}
+
+void lctx_foreign_withdraw(lctx_context & ctx, int32_t seq, int32_t n) {
+    if (llama_memory_seq_rm(memory_of(ctx), seq, n, -1)) {
+        return;
+    }
+    const auto it = ctx.foreign_checkpoints.find(seq);
+    if (it != ctx.foreign_checkpoints.end() && it->second.pos <= n) {
+        lctx_guard(nullptr, [&] { restore(ctx, seq, it->second); });
+    } else {
+        llama_memory_seq_rm(memory_of(ctx), seq, -1, -1);
+        lctx_foreign_forget(ctx, seq);
+    }
 }
 
 void lctx_foreign_remove(lctx_context & ctx, int32_t seq, int32_t p0, int32_t p1) {
@@ -44,6 +97,11 @@ void lctx_foreign_remove(lctx_context & ctx, int32_t seq, int32_t p0, int32_t p1
         throw lctx_refusal("of a recurrent state only the end can be removed, not positions " + std::to_string(p0) + " .. " +
                            std::to_string(p1));
     }
+    if (const lctx_foreign_checkpoint * saved = find_checkpoint(ctx, seq, p0)) {
+        restore(ctx, seq, *saved);
+        return;
+    }
+    lctx_foreign_forget(ctx, seq);
     if (!llama_memory_seq_rm(memory_of(ctx), seq, p0, p1)) {
         throw lctx_refusal("the memory cannot remove positions " + std::to_string(p0) + " .. " + std::to_string(p1));
     }
@@ -58,12 +116,16 @@ void lctx_foreign_copy(lctx_context & ctx, int32_t src, int32_t dst, int32_t n) 
         return;
     }
     llama_memory_seq_rm(memory_of(ctx), dst, -1, -1);
+    lctx_foreign_forget(ctx, dst);
     if (n == 0) {
         return;
     }
     llama_memory_seq_cp(memory_of(ctx), src, dst, -1, -1);
     ctx.ctx->memory_update(false);  // what llama.cpp copies, it copies now: dst may be saved or cut next
-    if (n < n_past) {
+    const lctx_foreign_checkpoint * saved = find_checkpoint(ctx, src, n);
+    if (n < n_past && saved) {
+        restore(ctx, dst, *saved);
+    } else if (n < n_past) {
         llama_memory_seq_rm(memory_of(ctx), dst, n, -1);
     }
 }
@@ -72,6 +134,7 @@ void lctx_foreign_keep(lctx_context & ctx, int32_t seq) {
     for (int32_t other = 0; other < (int32_t)llama_n_seq_max(ctx.ctx); other++) {
         if (other != seq) {
             llama_memory_seq_rm(memory_of(ctx), other, -1, -1);
+            lctx_foreign_forget(ctx, other);
         }
     }
 }
@@ -94,6 +157,7 @@ void lctx_foreign_check_state(const lctx_context & ctx, int32_t seq, const uint8
 }
 
 void lctx_foreign_make_room(lctx_context & ctx, int32_t seq) {
+    lctx_foreign_forget(ctx, seq);
     if (!ctx.memory && memory_of(ctx) && seq >= 0) {
         llama_memory_seq_rm(memory_of(ctx), seq, -1, -1);
     }

@@ -10,6 +10,7 @@
 #include "rpc/rpc.h"
 #include "trace.h"
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +26,12 @@ struct lctx_model {
     lctx_overrides overrides;
 };
 
+// The recurrent state of a sequence of llama.cpp's own memory after pos tokens.
+struct lctx_foreign_checkpoint {
+    int32_t pos;
+    std::vector<uint8_t> bytes;
+};
+
 struct lctx_context {
     const lctx_model * model = nullptr;  // dry: only for lctx_estimate
     llama_context * ctx = nullptr;
@@ -36,7 +43,8 @@ struct lctx_context {
     const volatile int32_t * abort_flag = nullptr;
     bool has_nan = false;  // rows of llama.cpp's own memory may be NaN, which later sequences would read in cells that are masked
     lctx_trace trace;
-    std::unique_ptr<lctx_mtp> mtp;  // nullptr: nothing is drafted by the model's own block
+    std::map<int32_t, lctx_foreign_checkpoint> foreign_checkpoints;  // the last one of a sequence, without a method
+    std::unique_ptr<lctx_mtp> mtp;                           // nullptr: nothing is drafted by the model's own block
     // one batch of n_batch tokens, reused
     std::vector<llama_pos> pos;
     std::vector<int32_t> n_seq_id;

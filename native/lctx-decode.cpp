@@ -4,6 +4,7 @@
 #include "handles.h"
 #include "llama-ext.h"
 #include "log.h"
+#include "foreign.h"
 
 #include <algorithm>
 #include <cmath>
@@ -42,12 +43,11 @@ std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std
 // Put the sequences back to what they were; methods keep what a withdrawn batch needs. One that evicts ends where the ubatch that failed
 // began, when others of the same batch were before it. One with a recurrent state ends at its last checkpoint.
 void withdraw(lctx_context * ctx, const std::vector<int32_t> & before) {
-    llama_memory_t memory = llama_get_memory(ctx->ctx);
     for (int32_t seq = 0; seq < (int32_t)before.size(); seq++) {
         if (ctx->memory) {
             ctx->memory->withdraw(seq, before[seq]);
-        } else if (!llama_memory_seq_rm(memory, seq, before[seq], -1)) {
-            llama_memory_seq_rm(memory, seq, -1, -1);
+        } else {
+            lctx_foreign_withdraw(*ctx, seq, before[seq]);
         }
         lctx_cut_mtp(ctx, seq, lctx_n_held(ctx, seq));
     }

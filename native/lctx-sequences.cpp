@@ -14,6 +14,7 @@ namespace {
 // Empty the memory; what was NaN would be read again.
 void clear(lctx_context * ctx) {
     llama_memory_clear(llama_get_memory(ctx->ctx), ctx->has_nan);
+    lctx_foreign_forget(*ctx, -1);
     if (ctx->mtp) {
         ctx->mtp->clear(ctx->has_nan);
     }
@@ -149,6 +150,8 @@ int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq) {
     return guarded(ctx, {seq}, [&] {
         if (ctx->memory) {
             ctx->memory->checkpoint(seq);
+        } else {
+            lctx_foreign_save(*ctx, seq);
         }
         return true;
     });
@@ -231,7 +234,10 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
     if (!done && seq < 0) {  // llama.cpp may have given up before the memory was asked
         lctx_guard(nullptr, [&] { clear(ctx); });
     } else if (!done && lctx_is_sequence(ctx, seq)) {
-        lctx_guard(nullptr, [&] { llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, -1, -1); });
+        lctx_guard(nullptr, [&] {
+            llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, -1, -1);
+            lctx_foreign_forget(*ctx, seq);
+        });
     }
     return done ? n : 0;
 }

@@ -254,8 +254,8 @@ int32_t lctx_context_rollback(const lctx_context * ctx);
 
 // Keep, in memory of the host, what is needed to cut the sequence back to its end of now: sliding windows and recurrent states, which
 // cannot go back by themselves. Up to 16 of a sequence are kept, fewer where all of the context would take more than 1 GiB, but 2 in
-// any case; then the one goes whose neighbors are nearest. Nothing happens where the rollback is free, or the context has no method.
-// 1 done, 0 failed.
+// any case; then the one goes whose neighbors are nearest. Without a method the last one is kept, and only of recurrent states. Nothing
+// happens where the rollback is free. 1 done, 0 failed.
 int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq);
 
 // The last position up to pos where a checkpoint helps later, when the text has grown: one before pos where the rows of the cache cannot be

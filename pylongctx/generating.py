@@ -174,7 +174,7 @@ class GeneratingCompleter(LocalCompleter):
 
     @draft_model.setter
     def draft_model(self, model: DraftModel | None) -> None:
-        check_draft(model, self.session.method, self.session.context)
+        check_draft(model, self.session.method)
         check_model(model, self.session.model)
         self._solo.draft_model = model
 

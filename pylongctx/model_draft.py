@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.engine.batch import Part, evaluate
-from pylongctx.engine.drafting import DraftRequest, check_undo, save_state
+from pylongctx.engine.drafting import DraftRequest, save_state
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
@@ -70,12 +70,8 @@ class ModelDraft(BatchDraft):
         self._clock = 0
 
     def check(self, model: Model) -> None:
-        """Raise ValueError if the model has another vocabulary, by llama.cpp's rules.
-
-        NotImplementedError if drafts cannot be undone in the draft model.
-        """
+        """Raise ValueError if the model has another vocabulary, by llama.cpp's rules."""
         check_vocabularies(model, self._llm.sessions[0].model)
-        check_undo(self._llm.sessions[0].context)
 
     def close(self) -> None:
         """Free the draft model."""

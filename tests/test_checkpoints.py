@@ -227,11 +227,6 @@ def test_a_state_that_cannot_be_cut_does_not_replace_what_can(start, text):
 # ---- drafts ----
 
 
-def test_without_checkpoints_a_recurrent_model_takes_no_drafts(start):
-    with pytest.raises(NotImplementedError, match=r"recurrent layers of this model cannot undo .*; use method='full'"):
-        start("qwen3next", None, draft_model=LlamaPromptLookupDecoding())
-
-
 @pytest.mark.parametrize("method", [None, "full"])
 def test_windows_take_drafts_back(start, method):
     prompt = "It was the best of times, it was the worst of times, it was"

@@ -1,25 +1,25 @@
 """Drafts of models with recurrent layers or sliding windows: a wrong one is undone with a checkpoint."""
 
-from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
-from llamas import EXACT, F32, greedy, new
-from random_model import write_model
+from llamas import EXACT, F32, greedy
 from session import assert_same
-from test_tiny_hybrids import SHAPE, make
-from tiny_models import RECIPES
+from test_checkpoints import path_of
 
 from pylongctx import LlamaDraftModel, ModelDraft, NgramDraft
 from pylongctx._lib import lib
 from pylongctx.engine.draft_length import DraftLength
 
 RECURRENT = ["qwen3next", "granitehybrid", "falcon-h1", "lfm2"]
+WHOLLY_RECURRENT = ["mamba"]
 WINDOWS = ["gemma2", "gemma3"]  # 37 tokens
 METHODS = ["full", "longheads,chunk_size=16,window=64,representation=attention"]
+MODELS = [(method, name) for method in [*METHODS, None] for name in [*RECURRENT, *WINDOWS]] + [(None, "mamba")]
 SIZES = {"n_ubatch": 64, "n_ctx": 384} | F32
-N = 150
+N, N_DRAFT = 150, 6
 
 
 @pytest.fixture(scope="module")
@@ -28,27 +28,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def start(folder):
+def start(folder, open_llama, model_path):
     """Return a function from a model and its arguments to an open Llama."""
-    opened = []
 
     def start(name, method="full", **more):
-        path = make(folder, name) if name in RECURRENT else folder / f"{name}.gguf"
-        if not path.is_file():
-            write_model(path, replace(RECIPES[name], arch=name), replace(SHAPE, n_layer=6), seed=1)
-        opened.append(new(path, method=method, **SIZES | more))
-        return opened[-1]
+        path = Path(model_path(name)) if name in WHOLLY_RECURRENT else path_of(folder, name)
+        return open_llama(path, method=method, **SIZES | more)
 
-    yield start
-    for llm in opened:
-        llm.close()
-
-
-@pytest.fixture
-def drafts(drafted, monkeypatch):
-    """Let each step draft, and return the drafts of all jobs."""
-    monkeypatch.setattr(DraftLength, "choose", lambda self, times, n_others, most: min(6, most))
-    return drafted
+    return start
 
 
 class Scripted(LlamaDraftModel):
@@ -64,8 +51,7 @@ class Scripted(LlamaDraftModel):
         return draft
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", [*RECURRENT, *WINDOWS])
+@pytest.mark.parametrize(("method", "name"), MODELS)
 @pytest.mark.parametrize("n_right", [0, 2, 5])
 def test_a_wrong_draft_is_undone(start, tokens, drafts, name, method, n_right):
     """The tokens, the logits after them, and the evaluated tokens of a text that continues it."""
@@ -98,19 +84,22 @@ def test_the_state_is_kept_when_all_tokens_are_right(start, tokens, drafts):
     assert llm.session.n_evaluated <= N + 36
 
 
-@pytest.mark.parametrize("name", ["qwen3next", "falcon-h1", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("qwen3next", "full"), ("falcon-h1", "full"), ("gemma3", "full"), ("qwen3next", None), ("mamba", None)],
+)
 @pytest.mark.parametrize("n", [2, 3])
-def test_several_sequences(start, tokens, drafts, name, n):
+def test_several_sequences(start, tokens, drafts, name, method, n):
     """Each of them with right and wrong drafts of its own, and a text afterwards."""
     prompts = [tokens[20 * i : N - 10 * i] for i in range(n)]
     options = {"max_tokens": 30, "temperature": 0.0}
-    with start(name, n_parallel=n) as llm:
+    with start(name, method, n_parallel=n) as llm:
         bias = {token: -1e9 for token in llm.session.model.end_tokens.tolist()}
         plain = [one["choices"][0]["text"] for one in llm.complete_many(prompts, logit_bias=bias, **options)]
         texts = [session.tokens.tolist() for session in llm.sessions]
         rows = [session.last_logits.copy() for session in llm.sessions]
     draft = Scripted(*texts, n_right=2)
-    with start(name, n_parallel=n, draft_model=draft) as llm:
+    with start(name, method, n_parallel=n, draft_model=draft) as llm:
         found = [one["choices"][0]["text"] for one in llm.complete_many(prompts, logit_bias=bias, **options)]
         assert found == plain
         for session, text, row in zip(llm.sessions, texts, rows, strict=True):
@@ -120,9 +109,10 @@ def test_several_sequences(start, tokens, drafts, name, n):
 
 
 @pytest.mark.parametrize("name", ["qwen3next", "granitehybrid", "falcon-h1"])
-def test_a_draft_model_of_the_same_kind(start, tokens, drafts, name):
+@pytest.mark.parametrize("method", ["full", None])
+def test_a_draft_model_of_the_same_kind(start, tokens, drafts, name, method):
     """It drafts the most probable tokens, and others are drawn: it undoes its own with a checkpoint."""
-    llm, small = start(name), start(name)
+    llm, small = start(name, method), start(name, method)
     bias = {token: -1e9 for token in llm.session.model.end_tokens.tolist()}
     options = {"max_tokens": 40, "temperature": 5.0, "seed": 7, "logit_bias": bias}
     llm.draft_model = ModelDraft(small, n_max=4)
@@ -180,9 +170,10 @@ def test_the_length_of_drafts_knows_the_time_of_copies(start, tokens, monkeypatc
     assert all(0 < one < 1 for one in seconds)
 
 
-def test_a_saved_state_is_that_of_the_answer(start, tokens, drafts, folder):
+@pytest.mark.parametrize("method", ["full", None])
+def test_a_saved_state_is_that_of_the_answer(start, tokens, drafts, method):
     """An answer that ends within a draft has left a state that is farther."""
-    llm = start("qwen3next")
+    llm = start("qwen3next", method)
     said = greedy(llm, tokens[:N], 40)
     llm.draft_model = Scripted([*tokens[:N], *said], n_right=5)
     assert greedy(llm, tokens[:N], 4) == said[:4]
@@ -191,7 +182,7 @@ def test_a_saved_state_is_that_of_the_answer(start, tokens, drafts, folder):
     ids = session.tokens.tolist()
     saved = session.save()
     assert saved[0].tolist() == ids
-    other = start("qwen3next")
+    other = start("qwen3next", method)
     other.session.load(*saved)
     other.prefill([*ids, *tokens[200:210]])
     llm.draft_model = None
@@ -206,7 +197,31 @@ def test_rules_still_refuse(start, method):
         start("qwen3next", method, draft_model=NgramDraft(2))
 
 
-def test_a_draft_model_without_checkpoints_is_refused(start):
-    small = start("qwen3next", None)
-    with pytest.raises(NotImplementedError, match="recurrent layers of this model cannot undo"):
-        start("qwen3next", draft_model=ModelDraft(small))
+# ---- the checkpoint without a method ----
+
+
+def test_the_last_checkpoint_is_where_a_sequence_can_go_back(start, tokens):
+    context = start("qwen3next", None, n_parallel=2).session.context
+    rows = np.empty((2, context.n_vocab), np.float32)
+
+    def decode(first, end, seq=0):
+        at, seqs = np.arange(first, end, dtype=np.int32), np.full(end - first, seq, np.int32)
+        wanted = np.zeros(end - first, np.int8)
+        wanted[-1] = 1
+        context.decode(np.array(tokens[first:end], np.int32), at, seqs, wanted, rows[seq : seq + 1])
+
+    decode(0, 40)
+    assert context.restorable(39) == 0 and not context.checkpoint()
+    decode(40, 45)
+    plain = rows[0].copy()
+    assert [context.restorable(n) for n in (39, 40, 44, 45)] == [0, 40, 40, 45]
+    assert "evaluate the prefix again" in context.truncate(42)
+    assert context.copy(0, 1, 40)
+    assert context.truncate(40) == "" and context.n_past() == context.n_past(1) == 40
+    for seq in range(2):
+        decode(40, 45, seq)
+        assert_same(rows[seq], plain, EXACT)
+    assert context.restorable(44, 1) == 0  # a copy has no checkpoint of its own
+    context.clear(0)
+    decode(0, 45)
+    assert context.restorable(44) == 0

@@ -110,12 +110,7 @@ std::unique_ptr<lctx_foreign_memory> lctx_foreign_memory::create(std::unique_ptr
 }
 
 std::vector<uint8_t> lctx_foreign_memory::save(int32_t seq) const {
-    lctx_state_counter size;
-    memory().state_write(size, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-    std::vector<uint8_t> bytes(size.n_bytes());
-    lctx_state_writer io(bytes.data());
-    memory().state_write(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-    return bytes;
+    return lctx_save_partial(memory(), seq);
 }
 
 void lctx_foreign_memory::restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved) {

@@ -2,6 +2,7 @@
 
 #include "../refusal.h"
 #include "ggml-backend.h"
+#include "llama-memory.h"
 
 #include <cstring>
 
@@ -35,4 +36,13 @@ void lctx_state_writer::write(const void * src, size_t size) {
 void lctx_state_writer::write_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
     ggml_backend_tensor_get(tensor, to_ + n_, offset, size);
     n_ += size;
+}
+
+std::vector<uint8_t> lctx_save_partial(const llama_memory_i & memory, int32_t seq) {
+    lctx_state_counter size;
+    memory.state_write(size, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    std::vector<uint8_t> bytes(size.n_bytes());
+    lctx_state_writer io(bytes.data());
+    memory.state_write(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    return bytes;
 }

@@ -5,6 +5,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+struct llama_memory_i;
 
 // Throws lctx_refusal unless ok.
 void lctx_require_state(bool ok, const std::string & reason);
@@ -49,3 +52,6 @@ class lctx_state_writer final : public llama_io_write_i {
     uint8_t * const to_;
     size_t n_ = 0;
 };
+
+// The windows and recurrent states of a sequence: what its memory cannot go back to by itself.
+std::vector<uint8_t> lctx_save_partial(const llama_memory_i & memory, int32_t seq);

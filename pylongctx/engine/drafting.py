@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import lib
-from pylongctx.engine.context import Context
 from pylongctx.engine.draft_length import DraftLength, StepTimes
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import Session
@@ -176,25 +175,14 @@ def save_state(session: Session) -> bool:
     """Copy the recurrent state of a sequence, so that ``rewind`` can return to it; False: it cannot be copied."""
     if session.context.rollback != lib.LCTX_ROLLBACK_NONE:
         return True
-    return session.context.keeps_checkpoints and not session.context.checkpoint(session.seq)
+    return not session.context.checkpoint(session.seq)
 
 
-def check_draft(draft_model: DraftModel | None, method: Method | None, context: Context | None = None) -> None:
-    """Raise NotImplementedError if draft tokens cannot be undone: with eviction, or recurrent states of llama.cpp."""
-    if draft_model is not None and context is not None:
-        check_undo(context)
+def check_draft(draft_model: DraftModel | None, method: Method | None) -> None:
+    """Raise NotImplementedError if draft tokens cannot be undone, because a rule evicts."""
     rules = [part.name for part in method.parts if part.role == "rule"] if method else []
     if draft_model is not None and rules:
         raise NotImplementedError(
             f"draft_model: {rules[0]} evicts KV entries by the queries that it sees, so a wrong draft cannot be "
             "undone; use a method without an eviction rule"
-        )
-
-
-def check_undo(context: Context) -> None:
-    """Raise NotImplementedError if the recurrent layers of a context cannot undo a wrong draft."""
-    if context.rollback == lib.LCTX_ROLLBACK_NONE and not context.keeps_checkpoints:
-        raise NotImplementedError(
-            "draft_model: the recurrent layers of this model cannot undo a wrong draft without a checkpoint, which "
-            "llama.cpp's own KV cache does not have; use method='full' if the model has attention layers too"
         )

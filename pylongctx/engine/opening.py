@@ -109,7 +109,6 @@ class OpenedModel:
         self.adapters = Adapters(self.model)
         try:
             self.draft_model = self._draft_model()
-            check_draft(self.draft_model, None, self.context)
             check_model(self.draft_model, self.model)
             self.sessions = self._sessions(n_seq)
             if kept is not None and self.context is not None:
