@@ -40,6 +40,8 @@ class LlamaDraftModel(ABC):
         Whether the length of drafts follows the measured acceptance and times, so that drafts that do not pay are
         turned off. Then it is called with ``n_max``, the number of tokens wanted, and ``session``, the sequence that
         holds all but the last of the tokens.
+    least : int
+        Texts with fewer tokens are not drafted.
 
     Examples
     --------
@@ -51,6 +53,7 @@ class LlamaDraftModel(ABC):
     """
 
     adaptive: ClassVar[bool] = False
+    least: int = 0
 
     @abstractmethod
     def __call__(self, input_ids: NDArray[np.int32], /, **kwargs: Any) -> NDArray[np.int32]:
@@ -164,7 +167,7 @@ class SelfDraft(BatchDraft):
 
     def __init__(self, window: int, n_max: int = 8) -> None:
         check_int("n_max", n_max, 1)
-        self.window, self.n_max = window, n_max
+        self.window, self.n_max, self.least = window, n_max, PAYS * window
 
     def draft_all(self, requests: Sequence[DraftRequest]) -> list[Tokens]:
         """Return the drafts of several sequences of one context; each batch has a token of each of them."""
@@ -197,7 +200,7 @@ class SelfDraft(BatchDraft):
         """Return the maximum number of draft tokens."""
         session, n = request.session, len(request.tokens) - 1
         assert session is not None
-        if n < PAYS * self.window or session.n_past != n:
+        if n < self.least or session.n_past != n:
             return 0
         most = min(self.n_max, request.n_max)
         return min(most, session.context.step(n, most)) if most > 0 and save_state(session) else 0
@@ -218,6 +221,7 @@ class DraftChain(LlamaDraftModel):
 
     def __init__(self, models: Sequence[Callable[..., Tokens]]) -> None:
         self._models = models
+        self.least = min((getattr(model, "least", 0) for model in models), default=0)
 
     def __call__(self, input_ids: Tokens, /, **kwargs: Any) -> Tokens:
         """Return the first draft that is not empty."""

@@ -5,7 +5,17 @@ import pytest
 
 from pylongctx import LlamaDraftModel
 from pylongctx.engine import drafting as module
-from pylongctx.engine.draft_length import FIRST_PAUSE, MAX_PAUSE, PROBE, REFRESH, TRIED, DraftLength, Rate, StepTimes
+from pylongctx.engine.draft_length import (
+    FIRST_PAUSE,
+    KEPT,
+    MAX_PAUSE,
+    PROBE,
+    REFRESH,
+    TRIED,
+    DraftLength,
+    Rate,
+    StepTimes,
+)
 
 
 def measured(seconds):
@@ -169,6 +179,24 @@ def test_drafts_of_a_batch_share_its_time(monkeypatch):
     wanted = [(module.Drafting(model), module.DraftRequest(np.arange(9, dtype=np.int32), n)) for n in (4, 0, 2)]
     assert [draft.tolist() for draft in module.guess(wanted)] == [[0, 1, 2, 3], [], [0, 1]]
     assert took == [(4, 4.0), (0, 0.0), (2, 2.0)]
+
+
+def test_a_length_is_kept_while_no_draft_is_verified(monkeypatch):
+    """Without drafts, in a pause or since none is found, a step costs no comparison of lengths."""
+    chosen, choose = [], DraftLength._choose
+    monkeypatch.setattr(DraftLength, "_choose", lambda self, *args: chosen.append(args) or choose(self, *args))
+    length, times = DraftLength(), measured({1: 0.1, 5: 0.1})
+    found = [length.choose(times, 0, 8) for _ in range(KEPT + 1)]
+    assert len(chosen) == 2 and found == [8] * (KEPT + 1)
+    assert length.choose(times, 0, 5) == 5
+    length.took(4, 1.0)  # they do not pay: off
+    assert [length.choose(times, 0, 8) for _ in range(FIRST_PAUSE)] == [0] * FIRST_PAUSE
+    assert len(chosen) == 3
+    length.choose(times, 1, 8)  # a step of two answers was not measured
+    assert len(chosen) == 3
+    times.add(2, 0.1)
+    length.choose(times, 1, 8)
+    assert len(chosen) == 4
 
 
 def test_no_room_is_no_draft():

@@ -84,10 +84,15 @@ def test_no_room_for_drafts_is_no_draft(embedded_model, drafts, monkeypatch):
     assert found[0] == plain[0] and drafts[-1].n_drafted == 0
 
 
-def test_a_short_text_is_not_drafted(embedded_model, drafts):
+def test_a_short_text_is_not_drafted(embedded_model, drafts, monkeypatch):
+    """The draft model is not even asked, from which the text of each step would be copied."""
     with new(embedded_model, draft=DRAFT, **FIXED) as llm:
+        asked, draft_all = [], SelfDraft.draft_all
+        monkeypatch.setattr(SelfDraft, "draft_all", lambda *args: asked.append(args) or draft_all(*args))
         llm(TEXT.decode(), max_tokens=5, temperature=0.0)
-    assert drafts[-1].n_drafted == 0
+        assert not asked
+        answer(llm, 5, temperature=0.0)
+    assert asked and drafts[0].n_drafted == 0
 
 
 def test_after_an_error_the_context_reads_everything(embedded_model, drafts, monkeypatch):

@@ -48,6 +48,8 @@ class Drafting:
     ----------
     model : callable
         The draft model.
+    least : int
+        Texts with fewer tokens are not drafted.
     n_drafted, n_accepted : int
         Draft tokens that were evaluated, and how many of them were right.
     n_drafts : int
@@ -56,6 +58,7 @@ class Drafting:
 
     def __init__(self, model: DraftModel) -> None:
         self.model = model
+        self.least = int(getattr(model, "least", 0))
         self._length = DraftLength() if is_adaptive(model) else None
         self._tokens: list[int] = []  # drafted and evaluated, not accepted yet
         self._rows: list[Row] = []  # their logits

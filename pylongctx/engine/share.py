@@ -95,7 +95,9 @@ def _drafted(shares: list[Share], room: int, times: StepTimes, end: End) -> list
 def _request(share: Share, room: int, times: StepTimes, n_others: int) -> tuple[Drafting, DraftRequest] | None:
     """Return what is wanted as a draft after a token of an answer; None: nothing."""
     session, job = share.slot.session, share.job
-    if job.draft is None or len(share.part) != 1 or len(job.pending) != 1 or not session.n_tokens:
+    if job.draft is None or len(share.part) != 1 or len(job.pending) != 1:
+        return None
+    if session.n_tokens < max(1, job.draft.least):
         return None
     most = min(session.n_ctx - session.n_tokens - 1, room - 1, (job.limit or session.n_ctx) - job.n_generated - 1)
     most = job.draft.length(most, times, n_others)
