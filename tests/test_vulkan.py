@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import OP_CASES, SPECS, STRETCHED, OpCase
+from cases import CHUNK_CASES, OP_CASES, ROPES, SPECS, STRETCHED, ChunkCase, OpCase, chunk_case
 from gpu.checks import fits
 from needs import lacks
-from op import make_inputs, run_native, run_oracle
+from op import RARE, assert_right_choices, make_inputs, run_chunks, run_native, run_oracle, stored
 from oracle import SelfExtend
+from oracle_chunks import LongHeads
+from session import assert_same
 from test_methods import evaluate, open_llama
 from test_models import make
 from test_ops import assert_close
@@ -22,9 +24,11 @@ from pylongctx._lib import build_info
 
 VULKAN = Path(__file__).resolve().parents[1] / "native" / "vulkan"
 SHADERS = sorted(path.name for path in VULKAN.glob("*.comp"))
-BARRIERS = re.findall(r'\bbarrier\("(\w+)"\)', (VULKAN / "backend.cpp").read_text())
+BARRIERS = re.findall(r'\bbarrier\("(\w+)", ', (VULKAN / "backend.cpp").read_text())
 MODELS = ("llama", "qwen2", "gemma3", "gpt-oss", "deepseek2")
-METHODS = ("window", "selfextend", "dca", "string")
+METHODS = {name: SPECS[name] for name in ("window", "selfextend", "dca", "string", "longheads-keys")} | {
+    "longheads-selfextend": LongHeads(16, 64, n_recent=0, position="selfextend", n_ctx_train=64, n_ctx=256).text()
+}
 N, N_PROMPT = 120, 100
 STOCK = 1e-3  # of the largest logit: llama.cpp's own attention on the same device
 OTHER_DEVICE = 0.05  # and on the CPU, whose products of weights differ
@@ -75,6 +79,43 @@ def test_store_and_attend_equal_the_oracle(device, case):
         assert_close(lse, want_lse, case.rounding)
 
 
+def check_choices(case: ChunkCase, device: str, most: float = RARE) -> None:
+    """Compare choices with the scores of the oracle, and as integers with the CPU's: near ties fall either way."""
+    x = make_inputs(case)
+    layer, got, want = stored(case, x), run_chunks(case, x, device=device), run_chunks(case, x)
+    assert_right_choices(layer, got)
+    assert_same(got.out, layer.attend(got.chunks), case.tolerance)
+    other = (got.chunks != want.chunks).any(-1)
+    assert other.sum() <= most * other.size, f"{other.sum()} of {other.size} choices are not the CPU's"
+
+
+@thin
+@pytest.mark.parametrize("case", [case for case in CHUNK_CASES if fits(case) and case.method.key_bits],
+                         ids=lambda case: case.name)  # fmt: skip
+def test_choices_equal_the_oracle_and_the_cpu(device, case):
+    check_choices(case, device)
+
+
+@pytest.mark.parametrize("representation", ["keys1", "keys2"])
+@pytest.mark.parametrize("select", ["head", "group"])
+def test_choices_are_the_same_integers_where_numbers_are_exact(device, representation, select):
+    """Integers in channels that do not rotate, one per query, equal keys in a chunk, equal queries in a group.
+
+    Ties are many, and all are exact.
+    """
+    method = LongHeads(16, 96, representation=representation, select=select)
+    case = chunk_case("exact", n_rows=515, method=method, rope=ROPES["neox-partial"])
+    x, n_dims = make_inputs(case), case.make_rope().n_dims
+    rotates = np.arange(case.head_dim_k) < n_dims
+    x.k[:] = np.where(rotates, 0, np.rint(4 * x.k[np.arange(case.n_rows) // 16 * 16]))
+    x.q[:] = np.where(np.where(rotates, -np.inf, x.q) == x.q[..., n_dims:].max(-1, keepdims=True), np.rint(4 * x.q), 0)
+    if select == "group":
+        x.q[:, 1::2] = x.q[:, ::2]
+    got, want = (run_chunks(case, x, **where).chunks for where in ({"device": device}, {}))
+    np.testing.assert_array_equal(got, want)
+    assert len(np.unique(want[-1], axis=0)) > 1, "all heads choose the same"
+
+
 @pytest.mark.parametrize("position", [0, 1, 2**17, 10**6 - 1, 2**24 - 1, 2**24 + 2, -5])
 def test_angles_are_exact_far_from_the_beginning(device, position):
     """A key that is turned, and a query turned as far: their product depends on every digit of both angles."""
@@ -94,18 +135,23 @@ def test_heads_that_no_octet_divides_are_refused(device):
 
 
 def test_dispatches_have_barriers_but_for_what_ggml_sees():
-    assert sorted(BARRIERS) == ["attend", "merge", "store"]
+    assert sorted(BARRIERS) == ["attend", "choose", "index", "merge", "score", "store"]
 
 
 @pytest.mark.parametrize("name", BARRIERS)
 def test_every_barrier_is_needed(device, monkeypatch, name):
     """A software device gives the right answer without them: what dispatches say they use decides."""
-    case = OpCase("near", n_rows=300, n_tokens=1, near_rows=64, method=SelfExtend(4, 32))
-    x = make_inputs(case)
-    run_native(case, x, device=device)
+    whole = OpCase("near", n_rows=300, n_tokens=1, near_rows=64, method=SelfExtend(4, 32))
+    chosen = chunk_case("chosen", n_rows=120, n_ubatch=40, n_head=2, n_head_kv=1, method=LongHeads(16, 96))
+
+    def run() -> None:
+        run_native(whole, make_inputs(whole), device=device)
+        run_chunks(chosen, make_inputs(chosen), device=device)
+
+    run()
     monkeypatch.setenv("LCTX_VK_WITHOUT", name)
     with pytest.raises(ValueError, match=rf"no barrier between \w+ and {name}, which use the same memory"):
-        run_native(case, x, device=device)
+        run()
 
 
 # ---- models ----
@@ -134,15 +180,18 @@ def test_full_equals_the_attention_of_llama_cpp_on_the_same_device(device, folde
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_equal_the_cpu(device, folder, tokens, method):
-    path, stretched = make(folder, "llama"), STRETCHED.get(SPECS[method], {})
-    got, want = (logits(path, SPECS[method], tokens, n, **stretched) for n in (-1, 0))
+    path, spec = make(folder, "llama"), METHODS[method]
+    stretched = STRETCHED.get(spec, {})
+    got, want = (logits(path, spec, tokens, n, **stretched) for n in (-1, 0))
     full = logits(path, "full", tokens, 0, **stretched)
     assert error_of(got, want) < OTHER_DEVICE
     assert error_of(got, want) < error_of(want, full) / 4, "the method does nothing here"
 
 
 @pytest.mark.parametrize(("method", "op"), [
-    ("longheads,chunk_size=16,window=64", "lctx_index"),
+    ("longheads,chunk_size=16,window=64,representation=minmax", "lctx_summarize"),
+    ("longheads,chunk_size=16,window=64,representation=attention", "lctx_summarize"),
+    ("longheads,chunk_size=16,window=64+corm,window=8,recent=24,evict_every=16", "lctx_store"),
     ("corm,window=8,recent=24,evict_every=16", "lctx_store"),
 ])  # fmt: skip
 def test_methods_that_need_more_are_refused_with_what_works(device, folder, method, op):
@@ -151,15 +200,16 @@ def test_methods_that_need_more_are_refused_with_what_works(device, folder, meth
 
 
 def test_those_run_with_attention_on_the_cpu(device, folder, tokens):
-    path, method = make(folder, "llama"), "longheads,chunk_size=16,window=64"
+    path, method = make(folder, "llama"), "longheads,chunk_size=16,window=64,representation=minmax"
     got, want = (logits(path, method, tokens, n, offload_kqv=False) for n in (-1, 0))
     assert error_of(got, want) < OTHER_DEVICE
 
 
+@pytest.mark.parametrize("method", ["full", "longheads,chunk_size=16,window=64"])
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q5_0"])
-def test_sequences_are_copied_saved_and_loaded(device, folder, tokens, kv_type):
+def test_sequences_are_copied_saved_and_loaded(device, folder, tokens, kv_type, method):
     options = {"n_ctx": 256, "n_gpu_layers": -1, "type_k": kv_type, "type_v": kv_type}
-    with open_llama(make(folder, "llama"), "full", **options) as llm:
+    with open_llama(make(folder, "llama"), method, **options) as llm:
         llm.eval(tokens[:N_PROMPT])
         state = llm.save_state()
         llm.eval(tokens[N_PROMPT:N])

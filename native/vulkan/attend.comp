@@ -20,6 +20,7 @@ layout(constant_id = 8) const int NEAR_ROWS = 0;
 layout(constant_id = 9) const int GROUP = 1;     // query heads of a KV head
 layout(constant_id = 10) const int COLUMNS = 1;  // a power of two
 layout(constant_id = 11) const int LANES = 128;  // threads for the elements of a value: a power of two, COLUMNS * LANES >= THREADS
+layout(constant_id = 12) const int N_CHOICE = 1;  // heads with segments of their own
 layout(push_constant, std430) uniform Args { LCTX_VK_ATTEND(LAST) } a;
 
 const float NONE = -1e30;  // the score of a row that is not read
@@ -51,7 +52,8 @@ int head_of(int column) {
 void look_up(int seg) {
     barrier();
     if (thread < COLUMNS) {
-        const int at = 4 * (token_of(min(thread, n_column - 1)) * a.n_seg + seg);
+        const int column = min(thread, n_column - 1), choice = head_of(column) * N_CHOICE / (N_HEAD_KV * GROUP);
+        const int at = 4 * ((token_of(column) * N_CHOICE + choice) * a.n_seg + seg);
         row0[thread] = Ints(a.segs).x[at];
         row1[thread] = thread < n_column ? Ints(a.segs).x[at + 1] : 0;
         angles[thread] = Ints(a.segs).x[at + 2];
@@ -115,7 +117,7 @@ void weigh(int block, int seq) {
     parts[thread] = most;
     barrier();
     most = m;
-    for (int i = 0; i < PER_COLUMN; i++) {
+    for (int i = 0; i < min(PER_COLUMN, PAGE_ROWS); i++) {
         most = max(most, parts[c * PER_COLUMN + i]);
     }
     const float factor = exp(m - most);
@@ -243,13 +245,19 @@ void main() {
     for (int i = 0; i < MY_COLUMNS * MY_DIMS; i++) {
         o[i] = 0.0;
     }
-    int n_block = 0;
+    int n_block = 0, turned = -1;
     for (int seg = 0; seg < a.n_seg; seg++) {
         look_up(seg);
-        turn_queries();
+        if (COLUMNS == 1 && row0[0] >= row1[0]) {
+            continue;
+        }
+        if (COLUMNS > 1 || angles[0] != turned) {  // chosen chunks are seen from a few angles
+            turned = angles[0];
+            turn_queries();
+        }
         for (int c = 0; c < n_column; c++) {
             if (is_first_of_sequence(c)) {
-                n_block = attend_sequence(c, (a.near_mask >> seg & 1) != 0, n_block);
+                n_block = attend_sequence(c, seg < 32 && (a.near_mask >> seg & 1) != 0, n_block);
             }
         }
     }

@@ -9,49 +9,42 @@
 #include "ledger.h"
 
 #include "args.h"
+#include "lctx-shaders.h"
 
 namespace {
 
-constexpr uint32_t ANGLES[] =
-#include "lctx-angles.inc"
-    ;
-constexpr uint32_t STORE[] =
-#include "lctx-store.inc"
-    ;
-constexpr uint32_t ATTEND[] =
-#include "lctx-attend.inc"
-    ;
-constexpr uint32_t MERGE[] =
-#include "lctx-merge.inc"
-    ;
-
 // What args.h says, as GLSL lays it out: a shader does not compile when its last member lies elsewhere.
+constexpr size_t MOST_PUSHED = 128;  // that every device takes
 #define LAST(offset, type, name) \
     type name;                   \
-    static constexpr size_t SIZE = (offset) + sizeof(type);
-struct angles_push {
-    LCTX_VK_ANGLES(LAST)
-};
-struct store_push {
-    LCTX_VK_STORE(LAST)
-};
-struct attend_push {
-    LCTX_VK_ATTEND(LAST)
-};
-struct merge_push {
-    LCTX_VK_MERGE(LAST)
-};
+    static constexpr size_t OFFSET = offset, SIZE = (offset) + sizeof(type);
+#define PUSHED(name, MEMBERS, last) \
+    struct name {                   \
+        MEMBERS(LAST)               \
+    };                              \
+    static_assert(offsetof(name, last) == name::OFFSET && name::SIZE <= MOST_PUSHED)
+PUSHED(angles_push, LCTX_VK_ANGLES, magnitude);
+PUSHED(store_push, LCTX_VK_STORE, n_tokens);
+PUSHED(attend_push, LCTX_VK_ATTEND, softcap);
+PUSHED(merge_push, LCTX_VK_MERGE, lse);
+PUSHED(index_push, LCTX_VK_INDEX, n_rows);
+PUSHED(score_push, LCTX_VK_SCORE, scale);
+PUSHED(choose_push, LCTX_VK_CHOOSE, n_slab);
+#undef PUSHED
 #undef LAST
-constexpr size_t MOST_PUSHED = 128;  // that every device takes
-static_assert(offsetof(angles_push, magnitude) + sizeof(float) == angles_push::SIZE && angles_push::SIZE <= MOST_PUSHED);
-static_assert(offsetof(store_push, n_tokens) + sizeof(int) == store_push::SIZE && store_push::SIZE <= MOST_PUSHED);
-static_assert(offsetof(attend_push, softcap) + sizeof(float) == attend_push::SIZE && attend_push::SIZE <= MOST_PUSHED);
-static_assert(offsetof(merge_push, lse) + sizeof(int) == merge_push::SIZE && merge_push::SIZE <= MOST_PUSHED);
 
 constexpr int MOST_DIM = 576, OCTET = 8;
 constexpr int ATTEND_THREADS = 128;        // as attend.comp has them
+constexpr int SCORE_CHUNKS = 32;           // as score.comp has them
 constexpr int MOST_COLUMNS = 16;           // of a tile, 8 where values are wide: sums are in registers
 constexpr uint32_t MOST_GROUPS = 1 << 15;  // of a dispatch whose shader loops over the rest
+constexpr int64_t ENOUGH = 128;            // workgroups: where there are few, work is split among as many
+// Bytes for the scores of *select*, of as many tokens at a time; in test builds few, so that a batch takes several turns.
+#ifdef LCTX_HARNESS
+constexpr int64_t MOST_SCORES = 64 << 10;
+#else
+constexpr int64_t MOST_SCORES = 64 << 20;
+#endif
 
 uint32_t bits_of(float x) {
     uint32_t bits;
@@ -105,6 +98,10 @@ struct addressed {
 
 using constants = std::vector<uint32_t>;
 
+template <typename... T> constants constants_of(T... values) {
+    return {(uint32_t)values...};
+}
+
 vk_pipeline create_pipeline(const vk_device & device, const uint32_t * code, size_t size, uint32_t n_push, const constants & values) {
     const vk::PushConstantRange range(vk::ShaderStageFlagBits::eCompute, 0, n_push);
     std::vector<vk::SpecializationMapEntry> entries;
@@ -135,15 +132,19 @@ vk_pipeline pipeline_of(const vk_device & device, const uint32_t * code, size_t 
 
 // ---- commands ----
 
+using ranges = std::initializer_list<lctx_vk_range>;
+
 struct recorder {
     ggml_backend_vk_context * ctx;
     vk_context sub;
 
     // ggml sees what a node reads, and its result: not that *store* writes into pools, nor what our dispatches leave for each other.
-    void barrier(const char * name) {
-        if (lctx_vk_ledger::of(ctx).barrier(name)) {
+    void barrier(const char * name, ranges reads, ranges writes) {
+        lctx_vk_ledger & ledger = lctx_vk_ledger::of(ctx);
+        if (ledger.barrier(name)) {
             ggml_vk_sync_buffers(ctx, sub);
         }
+        ledger.dispatch(name, reads, writes);
     }
     template <size_t N, typename T>
     void dispatch(const uint32_t (&code)[N], const constants & values, const T & push, uint32_t x, uint32_t y = 1, uint32_t z = 1) {
@@ -161,7 +162,6 @@ struct recorder {
         }
         return ctx->prealloc_split_k->bda_addr;
     }
-    lctx_vk_ledger & ledger() const { return lctx_vk_ledger::of(ctx); }
 };
 
 uint32_t groups_for(int64_t n, int64_t of_group = 1) {
@@ -203,22 +203,12 @@ void store(recorder & r, const addressed & node) {
     push.k_head_stride = (int)a.k_head_stride, push.k_token_stride = (int)a.k_token_stride;
     push.v_head_stride = (int)a.v_head_stride, push.v_token_stride = (int)a.v_token_stride;
     push.n_tokens = a.n_tokens;
-    const constants values = {(uint32_t)c.k_pool.type,
-                              (uint32_t)c.v_pool.type,
-                              (uint32_t)a.head_dim_k,
-                              (uint32_t)a.head_dim_v,
-                              (uint32_t)a.n_head_kv,
-                              (uint32_t)a.n_dims,
-                              (uint32_t)a.params.rope_mode,
-                              a.params.hadamard.k,
-                              a.params.hadamard.v,
-                              (uint32_t)std::max<int64_t>(1, c.near.rows),
-                              bits_of(lctx_most_stored(c.k_pool.type, false)),
-                              bits_of(lctx_most_stored(c.v_pool.type, !lctx_values_in_keys(c))),
-                              (uint32_t)std::max(a.head_dim_k, a.head_dim_v)};
-    r.barrier("store");
-    r.ledger().dispatch("store", {node.range(0), node.range(1), node.range(4), node.range(5), node.range(6), node.range(9)},
-                        {node.range(2), node.range(3), node.range(7)});
+    const constants values = constants_of(
+        c.k_pool.type, c.v_pool.type, a.head_dim_k, a.head_dim_v, a.n_head_kv, a.n_dims, a.params.rope_mode, a.params.hadamard.k,
+        a.params.hadamard.v, std::max<int64_t>(1, c.near.rows), bits_of(lctx_most_stored(c.k_pool.type, false)),
+        bits_of(lctx_most_stored(c.v_pool.type, !lctx_values_in_keys(c))), std::max(a.head_dim_k, a.head_dim_v));
+    r.barrier("store", {node.range(0), node.range(1), node.range(4), node.range(5), node.range(6), node.range(9)},
+              {node.range(2), node.range(3), node.range(7)});
     r.dispatch(STORE, values, push, groups_for((int64_t)a.n_tokens * a.n_head_kv), c.near.data ? 3 : 2);
 }
 
@@ -231,6 +221,10 @@ size_t tile_bytes(int columns, int head_dim_k) {
 int columns_of(const lctx_attend_args & a, size_t most_shared) {
     const int64_t n = (int64_t)a.n_tokens * (a.n_head / a.n_head_kv);
     int columns = power_of_two((int)std::min<int64_t>(n, a.head_dim_v > 256 ? MOST_COLUMNS / 2 : MOST_COLUMNS));
+    if (a.params.chunk_size > 0) {  // that read the same
+        const int together = a.n_head / a.n_choice;
+        columns = std::min(columns, together & -together);
+    }
     while (columns > 1 && tile_bytes(columns, a.head_dim_k) > most_shared) {
         columns /= 2;
     }
@@ -238,7 +232,6 @@ int columns_of(const lctx_attend_args & a, size_t most_shared) {
 }
 
 void attend(recorder & r, const addressed & node) {
-    constexpr int64_t ENOUGH = 128;  // workgroups: few tiles are split among as many
     const lctx_attend_args a = lctx_attend_args_of(&node.node);
     const lctx_cache_args & c = a.cache;
     const int group = a.n_head / a.n_head_kv, columns = columns_of(a, r.ctx->device->properties.limits.maxComputeSharedMemorySize);
@@ -253,18 +246,9 @@ void attend(recorder & r, const addressed & node) {
     push.n_split = (int)std::max<int64_t>(1, std::min(n_page, ENOUGH / ((int64_t)n_tile * a.n_head_kv)));
     push.softcap = a.params.softcap;
     push.scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale;
-    const constants values = {(uint32_t)c.k_pool.type,
-                              (uint32_t)c.v_pool.type,
-                              (uint32_t)a.head_dim_k,
-                              (uint32_t)a.head_dim_v,
-                              (uint32_t)a.n_head_kv,
-                              (uint32_t)a.n_dims,
-                              (uint32_t)a.params.rope_mode,
-                              a.params.hadamard.k,
-                              (uint32_t)std::max<int64_t>(1, c.near.rows),
-                              (uint32_t)group,
-                              (uint32_t)columns,
-                              (uint32_t)lanes};
+    const constants values =
+        constants_of(c.k_pool.type, c.v_pool.type, a.head_dim_k, a.head_dim_v, a.n_head_kv, a.n_dims, a.params.rope_mode,
+                     a.params.hadamard.k, std::max<int64_t>(1, c.near.rows), group, columns, lanes, a.n_choice);
     const int64_t n_row = (int64_t)a.n_tokens * a.n_head;
     merge_push merge = {0, push.dst, (int)n_row, 0, push.lse};
     lctx_vk_range written = node.result();
@@ -273,16 +257,57 @@ void attend(recorder & r, const addressed & node) {
         written.begin = merge.parts = push.dst = r.parts(written.size);
         merge.n_split = push.n_split;
     }
-    r.barrier("attend");
-    r.ledger().dispatch("attend", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(6)},
-                        {written});
+    r.barrier("attend", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(6)},
+              {written});
     r.dispatch(ATTEND, values, push, n_tile, (uint32_t)a.n_head_kv, (uint32_t)push.n_split);
     if (push.n_split > 1 || a.params.hadamard.v != 0) {
-        r.barrier("merge");
-        r.ledger().dispatch("merge", {written}, {node.result()});
+        r.barrier("merge", {written}, {node.result()});
         r.dispatch(MERGE, {(uint32_t)a.head_dim_v, a.params.hadamard.v}, merge, groups_for(n_row));
         r.ctx->prealloc_split_k_need_sync = true;
     }
+}
+
+// ---- chunks ----
+
+void index(recorder & r, const addressed & node) {
+    const lctx_index_args a = lctx_index_args_of(&node.node);
+    const lctx_cache_args & c = a.cache;
+    index_push push = {address_of(c.k_pool.data), address_of(c.index.data), address_of(c.table.pages), address_of(a.rows)};
+    push.k_row = (int)c.k_pool.row_size, push.index_row = (int)c.index.row_size, push.n_rows = a.n_rows;
+    push.page_head_stride = (int)c.table.head_stride, push.page_seq_stride = (int)c.table.seq_stride;
+    const lctx_index_shape & shape = a.index;
+    const constants values =
+        constants_of(c.k_pool.type, shape.head_dim, a.n_head_kv, a.hadamard_k, shape.hadamard(), shape.bits, shape.n_code());
+    r.barrier("index", {node.range(0), node.range(1), node.range(2)}, {node.range(4)});
+    r.dispatch(INDEX, values, push, groups_for((int64_t)a.n_rows * a.n_head_kv));
+}
+
+// Scores of as many tokens as there is room for, then their choices; what every head reads is a list of segments, which *attend* splits.
+void select(recorder & r, const addressed & node) {
+    const lctx_select_args a = lctx_select_args_of(&node.node);
+    const lctx_chunks & c = a.chunks;
+    const size_t of_token = (size_t)a.n_head * std::max(a.n_chunk_max, 1) * sizeof(float);
+    const auto most = (int32_t)std::clamp<int64_t>(MOST_SCORES / (int64_t)of_token, 1, a.n_tokens);
+    const lctx_vk_range scores = {r.parts(most * of_token), most * of_token};
+    score_push score = {address_of(a.q), address_of(a.cache.index.data), address_of(a.cache.table.pages), address_of(a.rows)};
+    score.segs = address_of(a.segs), score.angles = address_of(a.angles), score.scores = scores.begin;
+    score.q_head_stride = (int)a.q_head_stride, score.q_token_stride = (int)a.q_token_stride, score.index_row = (int)a.cache.index.row_size;
+    score.page_head_stride = (int)a.cache.table.head_stride, score.page_seq_stride = (int)a.cache.table.seq_stride;
+    score.n_chunk_max = a.n_chunk_max, score.scale = a.scale;
+    choose_push choose = {score.rows, score.segs, score.scores, address_of(a.dst), a.n_chunk_max};
+    const constants to_score = constants_of(a.head_dim, a.n_head, a.n_head / a.n_list, a.n_dims, a.rope_mode, a.index.hadamard(),
+                                            c.chunk_size, c.n_run, c.n_range, a.index.bits, a.index.n_code());
+    const constants to_choose = constants_of(a.n_head, a.n_choice, c.chunk_size, c.n_run, c.n_range, c.n_free);
+    for (score.first = choose.first = 0; score.first < a.n_tokens; score.first = choose.first += most) {
+        score.n_slab = choose.n_slab = std::min(most, a.n_tokens - score.first);
+        const int64_t n_part = lctx_div_up(a.n_chunk_max + 1, SCORE_CHUNKS), n_query = (int64_t)score.n_slab * a.n_head;
+        r.barrier("score", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5)}, {scores});
+        r.dispatch(SCORE, to_score, score, groups_for(score.n_slab), (uint32_t)a.n_head,
+                   (uint32_t)std::clamp<int64_t>(ENOUGH / n_query, 1, n_part));
+        r.barrier("choose", {node.range(2), node.range(3)}, {scores, node.result()});
+        r.dispatch(CHOOSE, to_choose, choose, groups_for((int64_t)choose.n_slab * a.n_choice));
+    }
+    r.ctx->prealloc_split_k_need_sync = true;
 }
 
 // ---- what is served ----
@@ -300,8 +325,16 @@ bool stores(const ggml_tensor * op) {
 bool attends(const ggml_tensor * op) {
     const auto params = lctx_params_of<lctx_attend_params>(op);
     const ggml_tensor *near = op->src[6], *held = op->src[LCTX_ATTEND_HELD], *staged = op->src[LCTX_ATTEND_HELD + 1];
-    return fits(op->src[0]->ne[0]) && fits(op->src[2]->ne[0]) && !held && !staged && params.chunk_size == 0 && !params.fixed &&
-           (!near || near->nb[3] <= INT32_MAX);
+    return fits(op->src[0]->ne[0]) && fits(op->src[2]->ne[0]) && !held && !staged && !params.fixed && (!near || near->nb[3] <= INT32_MAX);
+}
+
+bool indexes(const ggml_tensor * op) {
+    return fits(op->src[0]->ne[0]) && !op->src[3];
+}
+
+// By keys: summaries have no kernels.
+bool selects(const ggml_tensor * op) {
+    return fits(op->src[0]->ne[0]) && !op->src[6] && lctx_params_of<lctx_select_params>(op).chunks.by_keys();
 }
 
 }  // namespace
@@ -314,6 +347,8 @@ bool lctx_vk_supported(const vk_device & device, const ggml_tensor * op) {
         case LCTX_OP_ANGLES: return true;
         case LCTX_OP_STORE:  return stores(op);
         case LCTX_OP_ATTEND: return attends(op);
+        case LCTX_OP_INDEX:  return indexes(op);
+        case LCTX_OP_SELECT: return selects(op);
         default:             return false;
     }
 }
@@ -325,6 +360,8 @@ void lctx_vk_forward(ggml_backend_vk_context * ctx, const vk_context & sub, ggml
         case LCTX_OP_ANGLES: return angles(r, node);
         case LCTX_OP_STORE:  return store(r, node);
         case LCTX_OP_ATTEND: return attend(r, node);
+        case LCTX_OP_INDEX:  return index(r, node);
+        case LCTX_OP_SELECT: return select(r, node);
         default:             GGML_ABORT("LCTX sub-op %d is not served by Vulkan", dst->op_params[0]);
     }
 }

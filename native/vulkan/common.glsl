@@ -12,7 +12,9 @@ layout(buffer_reference, std430, buffer_reference_align = 4) buffer Ints { int x
 layout(buffer_reference, std430, buffer_reference_align = 2) buffer Words { uint16_t x[]; };
 
 const int PAGE_ROWS = 64;
-const int BLOCK = 32;  // elements that have a scale
+const int BLOCK = 32;       // elements that have a scale
+const int GROUP_ROWS = 16;  // of the index, side by side
+const float MOST_HALF = 65504.0;
 
 // of ggml_type
 const int F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, BF16 = 30;
@@ -67,4 +69,12 @@ float element(int type, uint64_t row, int d) {
 // Where row `cell % 64` of its page would be, without the row itself.
 uint64_t page_at(uint64_t pool, int row_size, uint64_t pages, int index) {
     return pool + uint64_t(max(Ints(pages).x[index], 0)) * uint64_t(PAGE_ROWS * row_size);
+}
+
+// Where the group of a row of the index lies: its scales, and its words of codes.
+uint64_t group_at(uint64_t index, int row_size, uint64_t pages, int page, int row) {
+    return page_at(index, row_size, pages, page) + uint64_t(row % PAGE_ROWS / GROUP_ROWS * GROUP_ROWS * row_size);
+}
+uint64_t codes_at(uint64_t group) {
+    return group + uint64_t(2 * GROUP_ROWS);
 }

@@ -3,6 +3,7 @@
 set(LCTX_SPIRV_DIR "${CMAKE_BINARY_DIR}/spirv")
 file(MAKE_DIRECTORY "${LCTX_SPIRV_DIR}")
 file(GLOB LCTX_SHADERS CONFIGURE_DEPENDS native/vulkan/*.comp)
+set(LCTX_SHADERS_H "")
 foreach(shader IN LISTS LCTX_SHADERS)
     get_filename_component(name "${shader}" NAME_WE)
     set(spirv "${LCTX_SPIRV_DIR}/lctx-${name}.inc")
@@ -10,7 +11,10 @@ foreach(shader IN LISTS LCTX_SHADERS)
                        COMMAND "${Vulkan_GLSLC_EXECUTABLE}" --target-env=vulkan1.2 -O -Werror -mfmt=c -MD -MF "${spirv}.d" -MT "${spirv}"
                                -o "${spirv}" "${shader}")
     list(APPEND LCTX_SPIRV "${spirv}")
+    string(TOUPPER "${name}" upper)
+    string(APPEND LCTX_SHADERS_H "constexpr uint32_t ${upper}[] =\n#include \"lctx-${name}.inc\"\n    ;\n")
 endforeach()
+file(CONFIGURE OUTPUT "${LCTX_SPIRV_DIR}/lctx-shaders.h" CONTENT "${LCTX_SHADERS_H}" @ONLY)
 add_custom_target(lctx-spirv DEPENDS ${LCTX_SPIRV})
 add_dependencies(ggml-vulkan lctx-spirv)
 
