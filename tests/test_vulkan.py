@@ -185,7 +185,8 @@ def test_methods_equal_the_cpu(device, folder, tokens, method):
     got, want = (logits(path, spec, tokens, n, **stretched) for n in (-1, 0))
     full = logits(path, "full", tokens, 0, **stretched)
     assert error_of(got, want) < OTHER_DEVICE
-    assert error_of(got, want) < error_of(want, full) / 4, "the method does nothing here"
+    late = slice(N_PROMPT, N)  # some methods begin late
+    assert error_of(got[late], want[late]) < error_of(want[late], full[late]) / 4, "the method does nothing here"
 
 
 @pytest.mark.parametrize(("method", "op"), [
