@@ -14,7 +14,7 @@ from needs import lacks
 from op import RARE, assert_right_choices, make_inputs, run_chunks, run_native, run_oracle, stored
 from oracle import SelfExtend
 from oracle_chunks import LongHeads
-from session import assert_same
+from session import Session, assert_same
 from test_methods import evaluate, open_llama
 from test_models import make
 from test_ops import assert_close
@@ -220,6 +220,22 @@ def test_sequences_are_copied_saved_and_loaded(device, folder, tokens, kv_type, 
         llm.load_state(state)
         llm.eval(tokens[N_PROMPT:N])
         np.testing.assert_allclose(llm.scores[-1], want, rtol=0, atol=1e-5 * abs(want).max())
+
+
+@pytest.mark.parametrize("method", ["full", "longheads,chunk_size=16,window=64"])
+def test_a_copied_sequence_and_its_source_continue_as_on_the_cpu(device, folder, ffi, lib, tokens, method):
+    """Both write to what was one page, and complete what was one chunk."""
+
+    def run(n_gpu_layers: int) -> np.ndarray:
+        sizes = {"n_ctx": 512, "n_seq_max": 2, "n_batch": 128, "n_ubatch": 64, "op_offload": int(n_gpu_layers != 0)}
+        with Session(ffi, lib, make(folder, "llama"), method, {"n_gpu_layers": n_gpu_layers}, **sizes) as session:
+            session.decode(tokens[:90])
+            assert session.copy(0, 1)
+            return session.decode_mixed([(i // 20, token) for i, token in enumerate(tokens[90:130])])
+
+    got, want = run(-1), run(0)
+    assert error_of(got[:20], want[:20]) < OTHER_DEVICE
+    assert error_of(got[20:], want[20:]) < OTHER_DEVICE
 
 
 def test_a_model_without_a_method_is_llama_cpp(device, folder, tokens):
