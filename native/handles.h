@@ -44,7 +44,7 @@ struct lctx_context {
     bool has_nan = false;  // rows of llama.cpp's own memory may be NaN, which later sequences would read in cells that are masked
     lctx_trace trace;
     std::map<int32_t, lctx_foreign_checkpoint> foreign_checkpoints;  // the last one of a sequence, without a method
-    std::unique_ptr<lctx_mtp> mtp;                           // nullptr: nothing is drafted by the model's own block
+    std::unique_ptr<lctx_mtp> mtp;                                   // nullptr: nothing is drafted by the model's own block
     // one batch of n_batch tokens, reused
     std::vector<llama_pos> pos;
     std::vector<int32_t> n_seq_id;

@@ -1,10 +1,10 @@
 // The C API: evaluation.
 #include "context-sequences.h"
 #include "firewall.h"
+#include "foreign.h"
 #include "handles.h"
 #include "llama-ext.h"
 #include "log.h"
-#include "foreign.h"
 
 #include <algorithm>
 #include <cmath>

@@ -170,6 +170,15 @@ int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on) {
     return most;
 }
 
+int32_t lctx_seq_replay_piece(lctx_context * ctx, int32_t seq, int32_t first, int32_t end) {
+    int32_t done = LCTX_INVALID;
+    guarded(ctx, {seq}, [&] {
+        done = with_method(ctx, NO_COMPRESSION).cache().replay_piece(seq, first, end);
+        return true;
+    });
+    return done;
+}
+
 int32_t lctx_context_select_from(lctx_context * ctx, int32_t from) {
     return guarded(ctx, {}, [&] {
         with_method(ctx, NO_CHOICE).cache().select_from(from);

@@ -274,6 +274,10 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 // lctx_context_error says why.
 int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on);
 
+// With kvzip,replay=piece: of the text, queries of the replay read rows [first, end) and the first 8 only, until this is called again or
+// the replay ends. 1 done; 0: without that option, they read all rows; LCTX_INVALID: lctx_context_error says why.
+int32_t lctx_seq_replay_piece(lctx_context * ctx, int32_t seq, int32_t first, int32_t end);
+
 // Keep of all layers and KV heads together the rows with the largest votes: so large a fraction, above 0 and at most 1, of what a full
 // cache holds of the text. The pages behind them are free, and the replay is over. Positions before the end of the text cannot be cut back
 // to. 1 done, 0 refused and nothing changed: lctx_context_error says why.

@@ -7,7 +7,7 @@ import pytest
 from cases import N_CTX_TRAIN
 from drivers import model_of
 from model_oracle import Model, WatchedModel
-from oracle import Full, SelfExtend
+from oracle import Full, Segment, SelfExtend
 from oracle_chunks import LongHeads
 from oracle_evict import Evicting, Layer, Run
 from oracle_rules import Kvzip, Rule
@@ -77,21 +77,52 @@ class CompressedModel(Model):
         return replace(layer, method=Evicting(layer.method.base, Given(kept, self.kept.shape[-1]))).run()
 
 
-def largest_weights(model: Model, base, text: list[int], pieces: list[np.ndarray]) -> np.ndarray:
+@dataclass(frozen=True)
+class Replayed(Full):
+    """Full attention, where queries of a replay read their own piece of the text and its first rows."""
+
+    n: int
+    piece: compress.Piece
+
+    def relative_positions(self, p: int) -> tuple[np.ndarray, np.ndarray]:
+        keys = np.arange(p + 1)
+        own = (keys < 8) | (keys >= self.n) | (keys >= self.piece.first) & (keys < self.piece.end)
+        keys = keys[own | (p < self.n)]
+        return keys, p - keys
+
+    def segments(self, p: int) -> list[Segment]:
+        if p < self.n:
+            return super().segments(p)
+        first = self.piece.first
+        return [Segment(*rows, p) for rows in ((0, min(8, first)), (first, self.piece.end), (self.n, p + 1))]
+
+
+def largest_weights(
+    model: Model, base, text: list[int], pieces: list[compress.Piece], by_pieces: bool = False
+) -> np.ndarray:
     """Return the largest weight of every row of a text in its replays, ``[n_layer, n_head_kv, n]``."""
     scores = []
     for piece in pieces:
-        watched = WatchedModel.watch(model)
-        watched.logits([*text, *piece.tolist()], Evicting(base, Kvzip(len(text), 1.0)))
+        watched, read = WatchedModel.watch(model), Replayed(len(text), piece) if by_pieces else base
+        watched.logits([*text, *piece.tokens.tolist()], Evicting(read, Kvzip(len(text), 1.0)))
         scores.append([run.scores[1, :, : len(text)] for run in watched.runs])
     return np.max(scores, axis=0)
 
 
-@pytest.mark.parametrize(("name", "n"), [("full", 130), ("selfextend", 70), ("longheads", 96), ("longheads-dca", 100)])
-def test_the_best_rows_of_all_heads_stay(model_path, start, name, n):
+@pytest.mark.parametrize(
+    ("name", "n", "replay"),
+    [
+        ("full", 130, ""),
+        ("full", 130, ",replay=piece"),
+        ("selfextend", 70, ""),
+        ("longheads", 96, ""),
+        ("longheads-dca", 100, ""),
+    ],
+)
+def test_the_best_rows_of_all_heads_stay(model_path, start, name, n, replay):
     text, rest, base = random_tokens(1, n), random_tokens(2, 40), BASES[name]
     model = Model.load(model_path("llama"))
-    with start(Evicting(base, Kvzip(n, SHARE)).text()) as llm:
+    with start(Evicting(base, Kvzip(n, SHARE)).text() + replay) as llm:
         llm.eval(text)
         most = llm.session.context.begin_replay()
         pieces = list(compress.replays(llm.session, llm.session.tokens, most))
@@ -100,7 +131,7 @@ def test_the_best_rows_of_all_heads_stay(model_path, start, name, n):
         llm.eval(rest)
         logits = np.array(llm.scores[n:])
     assert len(pieces) > 1
-    scores = largest_weights(model, base, text, pieces)
+    scores = largest_weights(model, base, text, pieces, bool(replay))
     open_row = n // 16 * 16 if isinstance(base, LongHeads) else n
     scores[..., open_row:] = np.inf
     assert kept.sum() == int(SHARE * n * scores[..., 0].size)
@@ -290,6 +321,12 @@ def test_another_method_is_refused(start, method):
         with pytest.raises(InvalidInput, match="kvzip"):
             llm.compress(0.5)
         llm.eval(random_tokens(2, 30))
+
+
+@pytest.mark.parametrize("base", ["longheads", "full,spans=2"])
+def test_pieces_are_read_by_full_attention_only(start, base):
+    with pytest.raises(InvalidInput, match="replay=piece needs a method that reads every token at its own position"):
+        start(f"{base}+kvzip,replay=piece")
 
 
 def test_no_text_is_refused(start):

@@ -46,6 +46,7 @@ LARGEST = 2**30
     (Tova(1, 1), "tova,budget=1,evict_every=1"),
     (Tova(1, heads="adaptive"), "tova,budget=1,heads=adaptive"),
     (Kvzip(), "kvzip"),
+    (Kvzip("piece"), "kvzip,replay=piece"),
     (SnapKV(), "snapkv"),
     (SnapKV(32, 7), "snapkv,window=32,pool=7"),
 ])  # fmt: skip
@@ -58,7 +59,15 @@ def test_specs_of_rules(rule, spec):
 def test_any_choice_of_options_round_trips(cls):
     """An option left out of the spec is the default, one that is there is read back as itself."""
     names = [field.name for field in fields(cls)]
-    values = {"budget": 400, "window": 3, "recent": 7, "evict_every": 5, "heads": "adaptive", "pool": 7}
+    values = {
+        "budget": 400,
+        "window": 3,
+        "recent": 7,
+        "evict_every": 5,
+        "heads": "adaptive",
+        "pool": 7,
+        "replay": "piece",
+    }
     for n in range(len(names) + 1):
         for chosen in combinations(names, n):
             options = {name: values[name] for name in chosen}
@@ -75,7 +84,7 @@ def test_options_that_are_left_out():
         H2O: [("budget", None), ("recent", None), ("evict_every", None), ("heads", None)],
         Scissorhands: [("budget", None), ("window", None), ("recent", None), ("evict_every", None), ("heads", None)],
         Tova: [("budget", None), ("evict_every", None), ("heads", None)],
-        Kvzip: [],
+        Kvzip: [("replay", None)],
         SnapKV: [("window", None), ("pool", None)],
     }
     assert parse("corm") == Corm()

@@ -30,6 +30,16 @@ void set_spans(const std::vector<lctx_row_span> & spans, int32_t end, lctx_segme
     }
 }
 
+// Of the text, a query of a replay reads the piece that is repeated, and the first rows, where attention without a target goes.
+void cut_to_piece(const lctx_sequence & s, int32_t p, lctx_segment * segs) {
+    constexpr int32_t N_SINK = 8;
+    if (p >= s.replay_from && s.piece_end > 0) {
+        segs[0] = {0, std::min(N_SINK, s.piece_first), 0, 0};
+        segs[1] = {s.piece_first, s.piece_end, 0, 0};
+        segs[2] = {s.replay_from, p + 1, 0, 0};
+    }
+}
+
 const lctx_kv_cache * cache_of(const llm_graph_context & graph) {
     const auto * view = dynamic_cast<const lctx_batch_view *>(graph.mctx);
     return view ? &view->cache() : nullptr;
@@ -178,6 +188,8 @@ void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
         method.segments(ubatch.pos[token], &seg[i]);
         if (method.n_span() > 1) {
             set_spans(cache.sequences()[ubatch.seq_id[token][0]].spans, ubatch.pos[token] + 1, &seg[i]);
+        } else if (method.reads_pieces()) {
+            cut_to_piece(cache.sequences()[ubatch.seq_id[token][0]], ubatch.pos[token], &seg[i]);
         }
         for (int32_t s = 0; s < n_seg; s++) {
             seg[i + s].angle += token * method.n_angle();

@@ -75,11 +75,31 @@ int32_t lctx_kv_cache::begin_replay(int32_t seq) {
         const std::vector<int32_t> none(store.n_cell(seq, head, s.n_pos), lctx_held::first_score(method_->retain()->score));
         store.write(store.held, store.held_offset(seq, head, 1), none.data(), none.size() * sizeof(int32_t));
     });
+    end_replay(seq);
     s.replay_from = s.n_pos;
     // near keys of later tokens take the place of those that the next query of the text reads
     const int32_t n_ctx = kv_.placement.sizes().n_ctx, near_rows = kv_.placement.shape().near_rows;
     const int32_t most = near_rows > 0 ? near_rows - method_->near_window() : n_ctx;
     return std::min(most, n_ctx - s.n_pos);
+}
+
+void lctx_kv_cache::end_replay(int32_t seq) {
+    lctx_sequence & s = kv_.seqs[seq];
+    s.replay_from = INT32_MAX;
+    s.piece_first = s.piece_end = 0;
+}
+
+bool lctx_kv_cache::replay_piece(int32_t seq, int32_t first, int32_t end) {
+    lctx_sequence & s = kv_.seqs[seq];
+    if (s.replay_from == INT32_MAX || first < 0 || first >= end || end > s.replay_from) {
+        throw lctx_refusal("rows [" + std::to_string(first) + ", " + std::to_string(end) + ") are not part of a text that is replayed");
+    }
+    if (!method_->reads_pieces()) {
+        return false;
+    }
+    s.piece_first = first;
+    s.piece_end = end;
+    return true;
 }
 
 bool lctx_kv_cache::compress(int32_t seq, double fraction) {

@@ -78,7 +78,9 @@ class lctx_kv_cache {
     // Queries of tokens from now on vote for the rows before them, until end_replay(); votes of before are forgotten. Returns after how
     // many of them at most the sequence can still be cut back to its end of now. Throws lctx_refusal.
     int32_t begin_replay(int32_t seq);
-    void end_replay(int32_t seq) { kv_.seqs[seq].replay_from = INT32_MAX; }
+    void end_replay(int32_t seq);
+    // Of the text, queries of the replay read rows [first, end) from now on, and the first ones. False: this method reads all rows.
+    bool replay_piece(int32_t seq, int32_t first, int32_t end);
     // Keep so many of the rows of a full cache, those of all heads together with the best votes; ends the replay. False: refused.
     bool compress(int32_t seq, double fraction);
 

@@ -34,7 +34,9 @@ struct lctx_sequence {
     int32_t voted_to = 0;
     int32_t undo_from = -1;
     int32_t replay_from = INT32_MAX;  // queries from here on vote in a replay
-    bool shares = false;              // pages may have other owners
+    int32_t piece_first = 0;          // of the text, they read the rows [piece_first, piece_end) and the first ones; none: all
+    int32_t piece_end = 0;
+    bool shares = false;  // pages may have other owners
     std::vector<lctx_row_span> spans = {{0, 0}};
 
     int32_t half(int32_t chunk) const { return open[0] == chunk ? 0 : open[1] == chunk ? 1 : -1; }

@@ -30,14 +30,16 @@ class full_method final : public lctx_method {
 
     void positions(int32_t p, int32_t * pos) const override { std::fill_n(pos, most_spans, p); }
 
-    int32_t n_segment() const override { return most_spans; }
+    int32_t n_segment() const override { return reads_pieces() ? 3 : most_spans; }
 
     void segments(int32_t p, lctx_segment * segs) const override {
-        std::fill_n(segs, most_spans, lctx_segment{});
+        std::fill_n(segs, n_segment(), lctx_segment{});
         segs[0] = {0, p + 1, 0, 0};
     }
 
     int32_t n_span() const override { return most_spans; }
+
+    bool reads_pieces() const override { return most_spans == 1 && rule && rule->by_pieces; }
 
     bool keeps_positions() const override { return most_spans == 1; }
 

@@ -53,7 +53,7 @@ const std::vector<entry> & table() {
         {"h2o", {"budget", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_h2o_create},
         {"scissorhands", {"budget", "window", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_scissorhands_create},
         {"tova", {"budget", "evict_every", HEADS}, false, false, nullptr, lctx_tova_create},
-        {"kvzip", {}, false, false, nullptr, lctx_kvzip_create},
+        {"kvzip", {"replay=text|piece"}, false, false, nullptr, lctx_kvzip_create},
         {"snapkv", {"window", "pool"}, false, false, nullptr, lctx_snapkv_create},
     };
     return entries;
@@ -200,6 +200,10 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
         if (method->n_span() > 1 && (!method->retain()->waits() || method->retain()->recent > 0)) {
             throw lctx_refusal(spec.name + ": rows of spans stay until they are compressed, so spans and " + spec.rule->name +
                                " do not go together");
+        }
+        if (method->rule->by_pieces && !method->reads_pieces()) {
+            throw lctx_refusal("replay=piece needs a method that reads every token at its own position, which " + method->spec() +
+                               " does not; leave it out");
         }
     }
     return method;

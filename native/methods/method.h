@@ -30,7 +30,8 @@ struct lctx_rule {
     lctx_retain retain;
     std::string spec;
     std::string reason;
-    int32_t pool = 1;  // where the rule waits: neighbors over which the scores of rows are summed before the eviction
+    int32_t pool = 1;        // where the rule waits: neighbors over which the scores of rows are summed before the eviction
+    bool by_pieces = false;  // queries of a replay read their own piece of the text only
 };
 
 class lctx_method {
@@ -62,6 +63,9 @@ class lctx_method {
 
     // Most spans of a sequence. With more than one, segment and angle i are those of span i, and a new row is stored from the last one's.
     virtual int32_t n_span() const { return 1; }
+
+    // Whether queries of a replay read their own piece of the text: three segments, of which other queries have the first one.
+    virtual bool reads_pieces() const { return false; }
 
     // How heads choose chunks in the graph, or nullptr: then segments() are its runs and far ranges.
     virtual const lctx_chunks * chunks() const { return nullptr; }

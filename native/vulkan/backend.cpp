@@ -154,8 +154,8 @@ struct recorder {
         commands.bindPipeline(vk::PipelineBindPoint::eCompute, p->pipeline);
         commands.dispatch(x, y, z);
     }
-    // Memory for the parts of a node, which the next one may use as well.
-    uint64_t parts(size_t size) {
+    // Memory for what the dispatches of a node leave for each other, which the next node may use as well.
+    uint64_t scratch(size_t size) {
         if (ctx->prealloc_size_split_k < size) {
             ctx->prealloc_size_split_k = size;
             ggml_vk_preallocate_buffers(ctx, sub);
@@ -254,7 +254,7 @@ void attend(recorder & r, const addressed & node) {
     lctx_vk_range written = node.result();
     if (push.n_split > 1) {
         written.size = (size_t)n_row * push.n_split * (a.head_dim_v + 2) * sizeof(float);
-        written.begin = merge.parts = push.dst = r.parts(written.size);
+        written.begin = merge.states = push.dst = r.scratch(written.size);
         merge.n_split = push.n_split;
     }
     r.barrier("attend", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(6)},
@@ -288,7 +288,7 @@ void select(recorder & r, const addressed & node) {
     const lctx_chunks & c = a.chunks;
     const size_t of_token = (size_t)a.n_head * std::max(a.n_chunk_max, 1) * sizeof(float);
     const auto most = (int32_t)std::clamp<int64_t>(MOST_SCORES / (int64_t)of_token, 1, a.n_tokens);
-    const lctx_vk_range scores = {r.parts(most * of_token), most * of_token};
+    const lctx_vk_range scores = {r.scratch(most * of_token), most * of_token};
     score_push score = {address_of(a.q), address_of(a.cache.index.data), address_of(a.cache.table.pages), address_of(a.rows)};
     score.segs = address_of(a.segs), score.angles = address_of(a.angles), score.scores = scores.begin;
     score.q_head_stride = (int)a.q_head_stride, score.q_token_stride = (int)a.q_token_stride, score.index_row = (int)a.cache.index.row_size;

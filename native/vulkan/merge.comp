@@ -1,5 +1,5 @@
 #version 460
-// The parts of the rows of *attend* become one, and rows of transformed values what they were. A workgroup per token and head.
+// The partial states of *attend* become rows, and rows of transformed values what they were. A workgroup per token and head.
 #include "common.glsl"
 #define THREADS 64
 layout(local_size_x = THREADS) in;
@@ -13,24 +13,24 @@ const int N_DIMS = 0, ROPE_MODE = 0;
 const float NONE = -1e30;
 const int SIZE = DIM_V + 2;
 
-// The sum of what is at `i` of all parts, each times its weight.
-float sum_of(Floats part, int i, float most) {
+// The sum of what is at `i` of all partial states, each times its weight.
+float sum_of(Floats state, int i, float most) {
     float sum = 0.0;
     for (int split = 0; split < a.n_split; split++) {
-        sum += part.x[split * SIZE + i] * exp(part.x[split * SIZE + DIM_V] - most);
+        sum += state.x[split * SIZE + i] * exp(state.x[split * SIZE + DIM_V] - most);
     }
     return sum;
 }
 
 void merge(int row, int thread) {
-    Floats part = Floats(a.parts + uint64_t(row) * uint64_t(4 * a.n_split * SIZE));
+    Floats state = Floats(a.states + uint64_t(row) * uint64_t(4 * a.n_split * SIZE));
     float most = NONE;
     for (int split = 0; split < a.n_split; split++) {
-        most = max(most, part.x[split * SIZE + DIM_V]);
+        most = max(most, state.x[split * SIZE + DIM_V]);
     }
-    const float sum = sum_of(part, DIM_V + 1, most);
+    const float sum = sum_of(state, DIM_V + 1, most);
     for (int d = thread; d < DIM_V; d += THREADS) {
-        buf[d] = sum != 0.0 ? sum_of(part, d, most) / sum : 0.0;
+        buf[d] = sum != 0.0 ? sum_of(state, d, most) / sum : 0.0;
     }
     if (thread == 0 && a.lse != 0) {
         Floats(a.dst + uint64_t(a.n_row) * uint64_t(4 * DIM_V)).x[row] = sum != 0.0 ? most + log(sum) : uintBitsToFloat(0xff800000);

@@ -58,6 +58,23 @@ class CompressionReport:
         return self.divergence is not None and not self.divergence <= DRIFT  # NaN included
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A part of a text that is replayed.
+
+    Attributes
+    ----------
+    first, end : int
+        The part of the text.
+    tokens : int32 array
+        What is evaluated after the text: a request to repeat the part, and the part.
+    """
+
+    first: int
+    end: int
+    tokens: NDArray[np.int32]
+
+
 def compress(session: Session, ratio: float) -> CompressionReport:
     """Keep a fraction of all KV entries, see ``Llama.compress``."""
     check_share("ratio", ratio)
@@ -160,8 +177,9 @@ def _replay(session: Session, most: int) -> None:
     """Collect votes of the replayed text's queries, rewinding after each piece."""
     text = session.tokens.copy()
     _checkpoint(session)
-    for tokens in replays(session, text, most):
-        _decode(session, len(text), tokens, np.zeros(len(tokens), np.int8), NO_ROWS)
+    for piece in replays(session, text, most):
+        session.context.replay_piece(piece.first, piece.end, session.seq)
+        _decode(session, len(text), piece.tokens, np.zeros(len(piece.tokens), np.int8), NO_ROWS)
         _rewind(session, len(text))
 
 
@@ -189,8 +207,8 @@ def _rewind(session: Session, n: int) -> None:
         session.eval(NOTHING)  # may evaluate the end of the text again after a rewind
 
 
-def replays(session: Session, text: NDArray[np.int32], most: int) -> Iterator[NDArray[np.int32]]:
-    """Yield the tokens to evaluate after the text, at most ``most`` at a time."""
+def replays(session: Session, text: NDArray[np.int32], most: int) -> Iterator[Piece]:
+    """Yield the pieces of a replay, each of at most ``most`` tokens."""
     first, later = (_tokens(session.model, prompt) for prompt in (FIRST, LATER))
     room = most - max(len(first), len(later) + OVERLAP)
     n_bos = int(text[0] == session.model.info.token_bos)
@@ -199,7 +217,8 @@ def replays(session: Session, text: NDArray[np.int32], most: int) -> Iterator[ND
         raise error(lib.LCTX_NO_SLOT, f"{reason}: {len(text)} tokens are held; open with a larger n_ctx")
     for start in range(n_bos, len(text), min(PIECE, room)):
         prompt = first if start == n_bos else np.concatenate([later, text[max(n_bos, start - OVERLAP) : start]])
-        yield np.concatenate([prompt, text[start : start + min(PIECE, room)]])
+        end = min(len(text), start + min(PIECE, room))
+        yield Piece(start, end, np.concatenate([prompt, text[start:end]]))
 
 
 def _tokens(model: Model, text: bytes) -> NDArray[np.int32]:

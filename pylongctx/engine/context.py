@@ -194,6 +194,13 @@ class Context:
         with self._lock:
             self._replay(seq, False)
 
+    def replay_piece(self, first: int, end: int, seq: int = 0) -> bool:
+        """Let queries of a replay read these tokens of the text alone; False if they read all of them."""
+        with self._lock:
+            done = int(lib.lctx_seq_replay_piece(self.handle, seq, first, end))
+            check(min(done, lib.LCTX_OK), lib.lctx_context_error(self.handle))
+            return done > 0
+
     def _replay(self, seq: int, on: bool) -> int:
         most = int(lib.lctx_seq_replay(self.handle, seq, on))
         check(min(most, lib.LCTX_OK), lib.lctx_context_error(self.handle))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pylongctx.methods.base import Method
+from pylongctx.methods.checks import check_word
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,17 @@ class Kvzip(Method):
     layers and KV heads those with the largest weights from queries of the replay are kept. The choice does not depend
     on a question, so many questions can be asked about one compressed text. Weights are normalized over everything
     that the query reads; in the paper only over the query's own chunk and the replay.
+
+    Parameters
+    ----------
+    replay : {"text", "piece"} or None
+        What queries of the replay read: the whole text, or the piece of 2000 tokens that they repeat and the first
+        tokens, which takes a time that grows with the length of the text and not with its square. None: "text".
+
+    Raises
+    ------
+    ValueError
+        When ``replay`` is another word.
 
     Examples
     --------
@@ -28,3 +40,9 @@ class Kvzip(Method):
     name = "kvzip"
     role = "rule"
     waits = replays = True
+    words = {"replay": ("text", "piece")}
+
+    replay: str | None = None
+
+    def __post_init__(self) -> None:
+        check_word("replay", self.replay, self.words["replay"])
