@@ -16,7 +16,7 @@
 
 #define LCTX_VK_ATTEND(LAST)                                                                                               \
     uint64_t q, k_pool, v_pool, pages, segs, angles, near;                                                                 \
-    uint64_t dst; /* rows, then LSE; n_split > 1: partial states, each with its largest score and its sum */              \
+    uint64_t dst; /* rows, then LSE; n_split > 1: partial states, each with its largest score and its sum */               \
     int q_head_stride, q_token_stride, k_row, v_row, page_head_stride, page_seq_stride, near_head_stride, near_seq_stride; \
     int n_tokens, n_seg, n_split, near_mask, lse;                                                                          \
     float scale;                                                                                                           \
