@@ -17,7 +17,7 @@ def walk(
     context = SimpleNamespace(
         keeps_checkpoints=needed,
         checkpoint=lambda seq: made.append(here[0]) or "",
-        place=lambda pos: pos - pos % chunk,
+        cut_before=lambda pos: pos - pos % chunk,
     )
     rule = Checkpoints(context, 0)
     for wish in wishes:

@@ -82,7 +82,7 @@ class Replayed(Full):
     """Full attention, where queries of a replay read their own piece of the text and its first rows."""
 
     n: int
-    piece: compress.Piece
+    piece: compress.ReplayPiece
 
     def relative_positions(self, p: int) -> tuple[np.ndarray, np.ndarray]:
         keys = np.arange(p + 1)
@@ -98,7 +98,7 @@ class Replayed(Full):
 
 
 def largest_weights(
-    model: Model, base, text: list[int], pieces: list[compress.Piece], by_pieces: bool = False
+    model: Model, base, text: list[int], pieces: list[compress.ReplayPiece], by_pieces: bool = False
 ) -> np.ndarray:
     """Return the largest weight of every row of a text in its replays, ``[n_layer, n_head_kv, n]``."""
     scores = []

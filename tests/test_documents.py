@@ -186,7 +186,7 @@ def test_the_oldest_leave_where_bytes_are_limited(llm):
 def test_a_document_that_cannot_be_read_is_read_in_place(llm, monkeypatch):
     one = llm._solo.engine.documents.add(ONE)
     context = llm.session.context
-    monkeypatch.setattr(context, "part", lambda *_: (_ for _ in ()).throw(LctxError("broken", 1)))
+    monkeypatch.setattr(context, "slice", lambda *_: (_ for _ in ()).throw(LctxError("broken", 1)))
     n, _ = ask(llm, f"Read. {one} Who?")
     assert llm.session.n_tokens == n and llm.session.placed == ()
     monkeypatch.undo()

@@ -59,7 +59,7 @@ class CompressionReport:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ReplayPiece:
     """A part of a text that is replayed.
 
     Attributes
@@ -207,7 +207,7 @@ def _rewind(session: Session, n: int) -> None:
         session.eval(NOTHING)  # may evaluate the end of the text again after a rewind
 
 
-def replays(session: Session, text: NDArray[np.int32], most: int) -> Iterator[Piece]:
+def replays(session: Session, text: NDArray[np.int32], most: int) -> Iterator[ReplayPiece]:
     """Yield the pieces of a replay, each of at most ``most`` tokens."""
     first, later = (_tokens(session.model, prompt) for prompt in (FIRST, LATER))
     room = most - max(len(first), len(later) + OVERLAP)
@@ -218,7 +218,7 @@ def replays(session: Session, text: NDArray[np.int32], most: int) -> Iterator[Pi
     for start in range(n_bos, len(text), min(PIECE, room)):
         prompt = first if start == n_bos else np.concatenate([later, text[max(n_bos, start - OVERLAP) : start]])
         end = min(len(text), start + min(PIECE, room))
-        yield Piece(start, end, np.concatenate([prompt, text[start:end]]))
+        yield ReplayPiece(start, end, np.concatenate([prompt, text[start:end]]))
 
 
 def _tokens(model: Model, text: bytes) -> NDArray[np.int32]:
