@@ -14,10 +14,16 @@ llama_memory_t memory_of(const lctx_context & ctx) {
     return llama_get_memory(ctx.ctx);
 }
 
-// The checkpoint of a sequence at its first p tokens, or nullptr.
-const lctx_foreign_checkpoint * find_checkpoint(const lctx_context & ctx, int32_t seq, int32_t p) {
+// The checkpoint of a sequence, if it is of at most its first p tokens, or nullptr.
+const lctx_foreign_checkpoint * checkpoint_within(const lctx_context & ctx, int32_t seq, int32_t p) {
     const auto it = ctx.foreign_checkpoints.find(seq);
-    return it == ctx.foreign_checkpoints.end() || it->second.pos != p ? nullptr : &it->second;
+    return it == ctx.foreign_checkpoints.end() || it->second.pos > p ? nullptr : &it->second;
+}
+
+// That of exactly its first p tokens.
+const lctx_foreign_checkpoint * checkpoint_at(const lctx_context & ctx, int32_t seq, int32_t p) {
+    const lctx_foreign_checkpoint * saved = checkpoint_within(ctx, seq, p);
+    return saved && saved->pos == p ? saved : nullptr;
 }
 
 // Put a sequence, which has more of the same tokens, back to a checkpoint.
@@ -47,18 +53,18 @@ int32_t lctx_foreign_restorable(const lctx_context & ctx, int32_t seq, int32_t n
     if (n == lctx_n_past(&ctx, seq)) {
         return n;
     }
+    if (lctx_context_rollback(&ctx) == LCTX_ROLLBACK_NONE) {
+        const lctx_foreign_checkpoint * saved = checkpoint_within(ctx, seq, n);
+        return saved ? saved->pos : 0;
+    }
     const int32_t first = llama_memory_seq_pos_min(memory_of(ctx), seq), n_swa = llama_model_n_swa(ctx.model->model);
     const bool is_lost = n_swa > 0 && first > std::max(0, n - n_swa);
-    if (lctx_context_rollback(&ctx) == LCTX_ROLLBACK_NONE) {
-        const auto it = ctx.foreign_checkpoints.find(seq);
-        return it == ctx.foreign_checkpoints.end() || it->second.pos > n ? 0 : it->second.pos;
-    }
     return is_lost ? 0 : n;
 }
 
 void lctx_foreign_save(lctx_context & ctx, int32_t seq) {
     const int32_t n_past = lctx_n_past(&ctx, seq);
-    if (lctx_context_rollback(&ctx) != LCTX_ROLLBACK_NONE || n_past == 0 || find_checkpoint(ctx, seq, n_past)) {
+    if (lctx_context_rollback(&ctx) != LCTX_ROLLBACK_NONE || n_past == 0 || checkpoint_at(ctx, seq, n_past)) {
         return;
     }
     ctx.foreign_checkpoints[seq] = {n_past, lctx_save_partial(*memory_of(ctx), seq)};
@@ -76,9 +82,8 @@ void lctx_foreign_withdraw(lctx_context & ctx, int32_t seq, int32_t n) {
     if (llama_memory_seq_rm(memory_of(ctx), seq, n, -1)) {
         return;
     }
-    const auto it = ctx.foreign_checkpoints.find(seq);
-    if (it != ctx.foreign_checkpoints.end() && it->second.pos <= n) {
-        lctx_guard(nullptr, [&] { restore(ctx, seq, it->second); });
+    if (const lctx_foreign_checkpoint * saved = checkpoint_within(ctx, seq, n)) {
+        lctx_guard(nullptr, [&] { restore(ctx, seq, *saved); });
     } else {
         llama_memory_seq_rm(memory_of(ctx), seq, -1, -1);
         lctx_foreign_forget(ctx, seq);
@@ -97,7 +102,7 @@ void lctx_foreign_remove(lctx_context & ctx, int32_t seq, int32_t p0, int32_t p1
         throw lctx_refusal("of a recurrent state only the end can be removed, not positions " + std::to_string(p0) + " .. " +
                            std::to_string(p1));
     }
-    if (const lctx_foreign_checkpoint * saved = find_checkpoint(ctx, seq, p0)) {
+    if (const lctx_foreign_checkpoint * saved = checkpoint_at(ctx, seq, p0)) {
         restore(ctx, seq, *saved);
         return;
     }
@@ -122,7 +127,7 @@ void lctx_foreign_copy(lctx_context & ctx, int32_t src, int32_t dst, int32_t n) 
     }
     llama_memory_seq_cp(memory_of(ctx), src, dst, -1, -1);
     ctx.ctx->memory_update(false);  // what llama.cpp copies, it copies now: dst may be saved or cut next
-    const lctx_foreign_checkpoint * saved = find_checkpoint(ctx, src, n);
+    const lctx_foreign_checkpoint * saved = checkpoint_at(ctx, src, n);
     if (n < n_past && saved) {
         restore(ctx, dst, *saved);
     } else if (n < n_past) {

@@ -314,7 +314,7 @@ int32_t lctx_foreign_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, s
 
 // With method "full,spans=N" a sequence consists of up to N spans of rows, each seen from a distance of its own. Models with windows or
 // recurrent states are refused. 1 done, 0 refused and nothing changed: lctx_context_error says why.
-// Append n rows of a slice behind its first `skip`, wherever it was read: as if they followed the sequence, but for what they have read.
+// Append n rows of a slice after its first `skip`, wherever it was read: as if they followed the sequence, except for what they have read.
 int32_t lctx_slice_insert(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n);
 // Forget rows [first, end) of a sequence. Those behind them move down, and have read what left.
 int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t end);

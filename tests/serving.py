@@ -125,3 +125,9 @@ def events(response):
             return
         if line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))
+
+
+def stream(server, path="/completion", **body):
+    """Return the events of a stream of llama-server's own routes."""
+    with server.http.stream("POST", path, json=body | {"stream": True}) as response:
+        return list(events(response))

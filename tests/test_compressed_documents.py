@@ -5,9 +5,10 @@ import pytest
 from llamas import F32, TEXT, new
 from model_oracle import Model
 from oracle import Full
+from oracle_compress import CompressedModel
 from oracle_evict import Evicting
 from oracle_rules import Kvzip
-from test_compress import CompressedModel, held
+from test_compress import held
 from test_corm import open_llama, random_tokens
 from test_methods import assert_same_logits
 from tiny_gguf import Shape, make_model

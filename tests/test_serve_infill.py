@@ -2,7 +2,7 @@
 
 import pytest
 from needs import need
-from serving import events, poster, running
+from serving import poster, running
 
 httpx = need("server", "fastapi", "httpx")
 
@@ -18,11 +18,6 @@ def server():
 @pytest.fixture
 def ask(server):
     return poster(server)
-
-
-def stream(server, path="/completion", **body):
-    with server.http.stream("POST", path, json=body | {"stream": True}) as response:
-        return list(events(response))
 
 
 FILL = {"input_prefix": "int main() {\n", "prompt": "    int n = ", "input_suffix": "}\n"}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from llamas import TEXT
 from needs import need
-from serving import ALIAS, events, poster, running
+from serving import ALIAS, poster, running, stream
 
 httpx = need("server", "fastapi", "httpx")
 
@@ -26,11 +26,6 @@ def server(tmp_path_factory):
 @pytest.fixture
 def ask(server):
     return poster(server)
-
-
-def stream(server, path="/completion", **body):
-    with server.http.stream("POST", path, json=body | {"stream": True}) as response:
-        return list(events(response))
 
 
 # ---- /completion ----

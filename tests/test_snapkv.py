@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from model_oracle import Model, WatchedModel
 from oracle import Full
+from oracle_compress import CompressedModel
 from oracle_evict import Evicting
 from oracle_rules import H2O
-from test_compress import SIZES, CompressedModel, held
+from test_compress import SIZES, held
 from test_corm import open_llama, random_tokens
 from test_methods import assert_same_logits
 

@@ -7,7 +7,7 @@
 // depends on their sequences.
 struct lctx_tiling {
     static constexpr int MAX_STATES = 1024;  // columns of a tile that reads chunks: their outputs stay in the second-level cache
-    static constexpr int MIN_TOKENS = 16;    // of such a tile, if there are so many
+    static constexpr int MIN_TOKENS = 16;    // of such a tile, if there are that many
     static constexpr int WANTED = 24;        // of such tiles, for threads to share
 
     int n_rep;        // query heads per KV head

@@ -133,7 +133,7 @@ struct lctx_channels {
                 const float difference = x[i] - summary[threads.d + i];
                 distance += difference * difference;
             }
-            partials[threadIdx.x] = distance;  // of a thread that does not work nobody reads it
+            partials[threadIdx.x] = distance;  // that of a thread without work is not read
             __syncthreads();
             for (int row = 0; threadIdx.x == 0 && row < lctx_min(threads.n_row, a.params.chunk_size - row0); row++) {
                 float sum = 0.0f;

@@ -12,7 +12,7 @@ float left_over(float a, float q, float b) {
     return rest;
 }
 
-// a / b, correctly rounded but for ties that are next to impossible.
+// a / b, correctly rounded, except for ties, which are next to impossible.
 float divided(float a, float b) {
     precise float q = a / b;
     const bool is_plain = abs(q) > 1e-20 && abs(q) < 1e20 && abs(b) > 1e-18 && abs(b) < 1e18;

@@ -24,7 +24,7 @@ float root_of(int block) {
     return root;
 }
 
-// The Hadamard transform of n elements of buf in blocks, but for the factor root_of(block); 0: none. All threads call, and see the result.
+// The Hadamard transform of n elements of buf in blocks, without the factor root_of(block); 0: none. All threads call, and see the result.
 void transform(int n, int block) {
     for (int step = 1; step < block; step *= 2) {
         barrier();

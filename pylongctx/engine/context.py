@@ -194,12 +194,11 @@ class Context:
         with self._lock:
             self._replay(seq, False)
 
-    def replay_piece(self, first: int, end: int, seq: int = 0) -> bool:
-        """Let queries of a replay read these tokens of the text alone; False if they read all of them."""
+    def replay_piece(self, first: int, end: int, seq: int = 0) -> None:
+        """Begin the replay of a piece of the text: with ``kvzip,replay=piece``, queries read no other one."""
         with self._lock:
             done = int(lib.lctx_seq_replay_piece(self.handle, seq, first, end))
             check(min(done, lib.LCTX_OK), lib.lctx_context_error(self.handle))
-            return done > 0
 
     def _replay(self, seq: int, on: bool) -> int:
         most = int(lib.lctx_seq_replay(self.handle, seq, on))
