@@ -4,8 +4,9 @@
     python bench/drafts.py model.gguf --kinds ngram-simple,draft-simple --draft small.gguf --vs path/to/llama-server
 
 Each server answers four greedy requests: an edit of a source file, records as JSON, quotes from a text, and a story.
-The speed is that of ``timings.predicted_per_second``, the median of ``--runs`` answers after a first one. With
-``--context N``, about N tokens of ``--book`` come before each request.
+The speed is that of ``timings.predicted_per_second``, the median of ``--runs`` answers after a first one. All servers
+run at once and answer in turn, so that a noisy machine slows them alike: the ratio is the median of those of the turns.
+With ``--context N``, about N tokens of ``--book`` come before each request.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def served(command: list[str]) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -71,15 +72,29 @@ def ask(url: str, text: str, n: int) -> dict[str, Any]:
     return found
 
 
-def measure(url: str, args: argparse.Namespace) -> dict[str, tuple[float, int, int]]:
-    """Return tokens per second, drafted and accepted tokens of each text."""
-    found, before = {}, Path(args.book).read_text(encoding="utf-8")[: CHARACTERS * args.context]
-    for name in args.texts.split(","):
-        text = f"{before}\n\n{TEXTS[name]}" if before else TEXTS[name]
-        timings = [ask(url, text, args.n)["timings"] for _ in range(1 + args.runs)][1:]
-        speed = statistics.median(one["predicted_per_second"] for one in timings)
-        found[name] = (speed, timings[-1].get("draft_n", 0), timings[-1].get("draft_n_accepted", 0))
-    return found
+def request(args: argparse.Namespace, name: str) -> str:
+    """Return the request of a name, after the beginning of the book."""
+    before = Path(args.book).read_text(encoding="utf-8")[: CHARACTERS * args.context]
+    return f"{before}\n\n{TEXTS[name]}" if before else TEXTS[name]
+
+
+def measure(urls: dict[str, str], text: str, args: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """Return the timings of each server's answers; the servers take turns."""
+    found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in urls}
+    for _ in range(1 + args.runs):
+        for kind, url in urls.items():
+            found[kind].append(ask(url, text, args.n)["timings"])
+    return {kind: timings[1:] for kind, timings in found.items()}
+
+
+def rows(found: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """Return the cells of a table: tokens per second, as a multiple of the first kind, drafted, accepted."""
+    speeds = {kind: [one["predicted_per_second"] for one in timings] for kind, timings in found.items()}
+    plain = next(iter(speeds.values()))
+    for kind, timings in found.items():
+        ratio = statistics.median(mine / other for mine, other in zip(speeds[kind], plain, strict=True))
+        drafted, accepted = timings[-1].get("draft_n", 0), timings[-1].get("draft_n_accepted", 0)
+        yield f"{kind} | {statistics.median(speeds[kind]):.1f} | {ratio:.2f} | {drafted} | {accepted}"
 
 
 def options(args: argparse.Namespace, kind: str) -> list[str]:
@@ -105,17 +120,16 @@ def main() -> None:
     args = parser.parse_args()
     servers = {"pylongctx": [sys.executable, "-m", "pylongctx", "serve"]}
     servers |= {"llama-server": [args.vs]} if args.vs else {}
-    print("| server | drafts | text | tokens/s | x none | drafted | accepted |\n|---|---|---|---:|---:|---:|---:|")
+    print("| server | text | drafts | tokens/s | x none | drafted | accepted |\n|---|---|---|---:|---:|---:|---:|")
     for server, command in servers.items():
-        plain: dict[str, float] = {}
-        for kind in ("none", *args.kinds.split(",")):
-            with served([*command, "-m", args.model, *options(args, kind)]) as url:
-                for text, (speed, drafted, accepted) in measure(url, args).items():
-                    ratio = speed / plain.setdefault(text, speed)
-                    print(
-                        f"| {server} | {kind} | {text} | {speed:.1f} | {ratio:.2f} | {drafted} | {accepted} |",
-                        flush=True,
-                    )
+        with ExitStack() as stack:
+            urls = {
+                kind: stack.enter_context(served([*command, "-m", args.model, *options(args, kind)]))
+                for kind in ("none", *args.kinds.split(","))
+            }
+            for name in args.texts.split(","):
+                for row in rows(measure(urls, request(args, name), args)):
+                    print(f"| {server} | {name} | {row} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -153,8 +153,7 @@ int32_t lctx_token_is_eog(const lctx_model * model, int32_t token);
 
 typedef struct lctx_context_params {
     uint32_t n_seq_max;
-    uint32_t
-        n_ctx;  // of one sequence; 0: the trained context, times 4 for a method that extends; at most the positions that a model learned
+    uint32_t n_ctx;    // of a sequence; 0: the trained context, times 4 if the method extends; at most the learned positions
     uint32_t n_batch;  // more than 2^22 is as much as that; with causal attention, more than n_ctx as n_ctx
     uint32_t n_ubatch;
     int32_t n_threads;
@@ -175,19 +174,17 @@ typedef struct lctx_context_params {
     int32_t offload_kqv;
     int32_t op_offload;
     int32_t no_perf;
-    int32_t
-        deterministic;    // 1: a token has the same results however its text was divided into batches, and whatever is evaluated beside it
-    int32_t swa_full;     // 1: sliding windows keep all rows, and can go back anywhere; 0: what they read; -1: 0 with a method, else 1
-    uint64_t kv_limit;    // most bytes that lctx_kv_usage may report, 0: none; beyond, LCTX_NO_SLOT
-    uint64_t kv_offload;  // bytes of the devices for pages of K and V, which all lie in memory of the host (longheads); 0: no offload
+    int32_t deterministic;  // 1: results of a token depend neither on how its text is divided into batches nor on other sequences
+    int32_t swa_full;       // 1: sliding windows keep all rows, and can go back anywhere; 0: what they read; -1: 0 with a method, else 1
+    uint64_t kv_limit;      // most bytes that lctx_kv_usage may report, 0: none; beyond, LCTX_NO_SLOT
+    uint64_t kv_offload;    // bytes of the devices for pages of K and V, which all lie in memory of the host (longheads); 0: no offload
     int32_t mtp;  // 1: the MTP block of the model evaluates every token too, and drafts: lctx_mtp_step. Its cache is llama.cpp's own
 } lctx_context_params;
 
 void lctx_context_params_default(lctx_context_params * params);
 
 // Create a context that runs with a method: "full", "window,n_sink=4", "longheads,chunk_size=64", a rule by which heads evict, "corm",
-// "h2o,budget=1024", or both, "longheads+corm".
-// NULL or "" leaves llama.cpp's own KV cache in place. Never NULL; check lctx_context_error.
+// "h2o,budget=1024", or both, "longheads+corm". NULL or "": llama.cpp's own KV cache. Never NULL; check lctx_context_error.
 lctx_context * lctx_context_create(lctx_model * model, const lctx_context_params * params, const char * method);
 
 // What a context with these parameters would hold when its text fills n_ctx, by device, the host first; nothing of that is allocated.
@@ -258,15 +255,15 @@ int32_t lctx_context_rollback(const lctx_context * ctx);
 // happens where the rollback is free. 1 done, 0 failed.
 int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq);
 
-// The last position up to pos where a checkpoint helps later, when the text has grown: one before pos where the rows of the cache cannot be
-// cut at pos, since queries are kept of the last chunk only.
+// The last position up to pos where a checkpoint helps when the text has grown: earlier than pos where the cache cannot be cut at pos,
+// since queries are kept of the last chunk only.
 int32_t lctx_context_cut_before(const lctx_context * ctx, int32_t pos);
 
 // Make dst an exact copy of the first n positions of src (n < 0: all); src itself stays as it is. 1 done, 0 refused and nothing changed.
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 
-// Compression, for a method with a rule that waits for it: a text is read, replayed, and loses what the replay did not attend to (kvzip);
-// or its last `window` tokens are evaluated as a replay and stay, and the rows before them are lost to which they did not attend (snapkv).
+// Compression, for a method with a rule that waits for it: a text is evaluated and replayed, and loses the rows to which the replay did not
+// attend (kvzip); or its last `window` tokens are evaluated as the replay, and stay (snapkv).
 //
 // While a sequence is replayed (on != 0), the queries of its new tokens vote for the rows before them, and lctx_seq_rm takes the tokens
 // back but not their votes. Begin it where the text ends, or with snapkv where the window begins; votes of an earlier replay are
@@ -274,13 +271,13 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 // lctx_context_error says why.
 int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on);
 
-// With kvzip,replay=piece: of the text, queries of the replay read rows [first, end) and the first 8 only, until this is called again or
-// the replay ends. 1 done; 0: without that option, they read all rows; LCTX_INVALID: lctx_context_error says why.
+// With kvzip,replay=piece: of the text, queries of the replay read rows [first, end) and the first 8 only, until the next call or the end
+// of the replay. 1 done; 0: without that option, they read all rows; LCTX_INVALID: lctx_context_error says why.
 int32_t lctx_seq_replay_piece(lctx_context * ctx, int32_t seq, int32_t first, int32_t end);
 
-// Keep of all layers and KV heads together the rows with the largest votes: so large a fraction, above 0 and at most 1, of what a full
-// cache holds of the text. The pages behind them are free, and the replay is over. Positions before the end of the text cannot be cut back
-// to. 1 done, 0 refused and nothing changed: lctx_context_error says why.
+// Keep of all layers and KV heads together the rows with the largest votes: this fraction (above 0, at most 1) of what a full cache holds
+// of the text. Pages without rows are freed, and the replay ends. The sequence cannot be cut back to before the end of the text. 1 done, 0
+// refused and nothing changed: lctx_context_error says why.
 int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double fraction);
 
 // Forget all other sequences.
@@ -293,17 +290,16 @@ size_t lctx_state_size(lctx_context * ctx, int32_t seq);
 size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);
 
-// Slices of a sequence, for texts that are stored piece by piece: the rows of some positions, from a multiple of 64 to where the sequence
-// can be cut, and what goes with them. Slices that follow each other make the sequence again, in any context of the same model, method and
-// types. Windows and recurrent states are only known at its end: they are stored beside, and complete a sequence that was made of slices.
-// LCTX_SLICES_NONE: there is no method, heads evict or rows die, so only whole states are saved. With full,spans=N+kvzip a text that was
-// compressed is one slice, whose heads have the rows that they kept.
+// Slices of a sequence, for texts that are stored in parts: the rows of some positions and their planes, from a multiple of 64 to where the
+// sequence can be cut. Consecutive slices are the sequence again, in any context of the same model, method and types. Windows and recurrent
+// states are only known at its end: they are stored apart, and complete a sequence that was made of slices. LCTX_SLICES_NONE: there is no
+// method, or heads evict, so only whole states are saved. With full,spans=N+kvzip a compressed text is one slice with the rows it kept.
 enum lctx_slice_kind { LCTX_SLICES_NONE = 0, LCTX_SLICES_ROWS = 1, LCTX_SLICES_AND_FOREIGN = 2 };
 
 int32_t lctx_context_slices(const lctx_context * ctx);
 
-// Bytes of the slice [first, end) of a sequence, and of what is beside its rows at its end; with buf NULL they are only counted. 0 on
-// failure: lctx_context_error says why.
+// Bytes of the slice [first, end) of a sequence, and of its windows and recurrent states at its end; with buf NULL they are only counted. 0
+// on failure: lctx_context_error says why.
 size_t lctx_slice_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size);
 size_t lctx_foreign_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
 
@@ -316,7 +312,7 @@ int32_t lctx_foreign_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, s
 // recurrent states are refused. 1 done, 0 refused and nothing changed: lctx_context_error says why.
 // Append n rows of a slice after its first `skip`, wherever it was read: as if they followed the sequence, except for what they have read.
 int32_t lctx_slice_insert(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n);
-// Forget rows [first, end) of a sequence. Those behind them move down, and have read what left.
+// Remove rows [first, end) of a sequence. Later rows move down, and have read what was removed.
 int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t end);
 // How many rows from the beginning have read all rows before them, and no other: all but after the first of these.
 int32_t lctx_seq_exact(const lctx_context * ctx, int32_t seq);
@@ -334,7 +330,7 @@ int32_t lctx_kv_usage(const lctx_context * ctx, lctx_kv_info * info, int32_t * r
 
 int32_t lctx_offload_usage(const lctx_context * ctx, lctx_offload_info * info);
 
-// The rows that a KV head of a layer holds, ascending, and their scores (integers, or the bits of floats: the rule's business). rows,
+// The rows that a KV head of a layer holds, ascending, and their scores (integers or the bits of floats, by the rule). rows,
 // scores: NULL or int32[n_max]. Returns the number of rows, 0 for a head that does not exist.
 int32_t lctx_seq_held(const lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max);
 
