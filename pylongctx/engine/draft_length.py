@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # lengths that are compared
 SLOPE = 0.1  # additional time of a token in a step, in steps of one token, until it is measured
 NEW = 0.25  # weight of the last step in the moving average
-MIN_GAIN = 1.02  # drafts must be expected to be faster by this factor
+MIN_GAIN = 1.05  # drafts must be expected to be faster by this factor; times are known to a few percent
 FIRST_PAUSE, MAX_PAUSE = 16, 256  # tokens without drafts before another trial, doubled after each failed one
 KEPT = 16  # tokens for which a length is kept while no draft was verified
 REFRESH = 64  # drafts after which a step without one is measured, as the text has grown
