@@ -16,7 +16,7 @@ from pylongctx.eval.recall import Recall
 from pylongctx.eval.runner import Cell, run
 
 RATIOS = (0.5, 0.25, 0.1, 0.05)
-ON_REQUEST = ("kvzip", "kvzip,replay=piece", "snapkv")
+ON_REQUEST = ("kvzip", "kvzip,replay=text", "snapkv")
 BUDGETS = ("h2o", "scissorhands", "tova")
 
 

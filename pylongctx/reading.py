@@ -144,8 +144,8 @@ class ReadingCompleter(GeneratingCompleter):
         """Evict most KV entries of a text, independently of later questions: for ``method="kvzip"``, alone or composed.
 
         The text is replayed after itself in pieces of up to 2000 tokens, for which ``n_ctx`` must have room; this takes
-        two to three times as long as the prefill. Then the pages of evicted entries are freed. The text and prompts
-        that begin with it continue from there; rewinding before its end evaluates it again.
+        one to two times as long as the prefill, composed up to three times. Then the pages of evicted entries are
+        freed. The text and prompts that begin with it continue from there; rewinding before its end evaluates it again.
 
         Parameters
         ----------

@@ -56,6 +56,7 @@ def held(llm: Llama) -> np.ndarray:
     ("name", "n", "replay"),
     [
         ("full", 130, ""),
+        ("full", 130, ",replay=text"),
         ("full", 130, ",replay=piece"),
         ("selfextend", 70, ""),
         ("longheads", 96, ""),
@@ -74,7 +75,8 @@ def test_the_best_rows_of_all_heads_stay(model_path, start, name, n, replay):
         llm.eval(rest)
         logits = np.array(llm.scores[n:])
     assert len(pieces) > 1
-    scores = largest_weights(model, base, text, pieces, bool(replay))
+    by_pieces = isinstance(base, Full) and replay != ",replay=text"
+    scores = largest_weights(model, base, text, pieces, by_pieces)
     open_row = n // 16 * 16 if isinstance(base, LongHeads) else n
     scores[..., open_row:] = np.inf
     assert kept.sum() == int(SHARE * n * scores[..., 0].size)

@@ -47,6 +47,7 @@ LARGEST = 2**30
     (Tova(1, heads="adaptive"), "tova,budget=1,heads=adaptive"),
     (Kvzip(), "kvzip"),
     (Kvzip("piece"), "kvzip,replay=piece"),
+    (Kvzip("text"), "kvzip,replay=text"),
     (SnapKV(), "snapkv"),
     (SnapKV(32, 7), "snapkv,window=32,pool=7"),
 ])  # fmt: skip

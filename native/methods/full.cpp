@@ -39,7 +39,7 @@ class full_method final : public lctx_method {
 
     int32_t n_span() const override { return most_spans; }
 
-    bool reads_pieces() const override { return most_spans == 1 && rule && rule->by_pieces; }
+    bool can_read_pieces() const override { return most_spans == 1; }
 
     bool keeps_positions() const override { return most_spans == 1; }
 

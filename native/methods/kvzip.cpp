@@ -1,6 +1,7 @@
 // KVzip (arXiv 2505.23416): a text is read as it is, and compressed when that is asked for. Of all layers and KV heads together the rows
-// stay to which a query of the replayed text gave the largest weights. Weights are of all rows that a query reads; in the paper's code,
-// queries read all rows too, but weights are of their own piece, the replay and the first rows. With replay=piece, they read only these.
+// stay to which a query of the replayed text gave the largest weights. In the paper's code, queries read all rows, but their weights are
+// of their own piece, the replay and the first rows. Here weights are of all rows that a query reads: with replay=piece these rows, which
+// is automatic where the method can, else the whole text.
 #include "method.h"
 
 lctx_rule lctx_kvzip_create(const lctx_method_spec & spec, const lctx_method_env &) {
@@ -9,6 +10,7 @@ lctx_rule lctx_kvzip_create(const lctx_method_spec & spec, const lctx_method_env
     r.score = LCTX_SCORE_MAX;
     r.evict_every = NEVER;
     r.budget = NEVER;
-    const bool by_pieces = spec.get("replay") == 1;
-    return {r, by_pieces ? "kvzip,replay=piece" : "kvzip", "nothing is evicted before compress() is called", 1, by_pieces};
+    constexpr const char * SPECS[] = {"kvzip", "kvzip,replay=text", "kvzip,replay=piece"};
+    const int32_t replay = spec.get("replay");  // -1: automatic
+    return {r, SPECS[1 + replay], "nothing is evicted before compress() is called", 1, replay == 1, replay < 0};
 }

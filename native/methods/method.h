@@ -30,8 +30,9 @@ struct lctx_rule {
     lctx_retain retain;
     std::string spec;
     std::string reason;
-    int32_t pool = 1;        // where the rule waits: neighbors over which the scores of rows are summed before the eviction
-    bool by_pieces = false;  // queries of a replay read their own piece of the text only
+    int32_t pool = 1;                 // where the rule waits: neighbors over which the scores of rows are summed before the eviction
+    bool by_pieces = false;           // queries of a replay read their own piece of the text only
+    bool pieces_if_possible = false;  // by_pieces if the method can, else not
 };
 
 class lctx_method {
@@ -65,7 +66,8 @@ class lctx_method {
     virtual int32_t n_span() const { return 1; }
 
     // Whether queries of a replay read their own piece of the text: three segments, of which other queries have the first one.
-    virtual bool reads_pieces() const { return false; }
+    bool reads_pieces() const { return rule && rule->by_pieces; }
+    virtual bool can_read_pieces() const { return false; }
 
     // How heads choose chunks in the graph, or nullptr: then segments() are its runs and far ranges.
     virtual const lctx_chunks * chunks() const { return nullptr; }

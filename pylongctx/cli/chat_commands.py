@@ -235,7 +235,7 @@ class Commands(ABC):
 
     def compress(self, percent: str) -> None:
         """Evict most KV entries of the conversation so far, and report what that changed."""
-        from pylongctx.engine.compress import COMPRESSION_PREFILLS
+        from pylongctx.engine.compress import compression_prefills
 
         conversation, ratio = self.conversation, _share(percent)
         llm = conversation.llm
@@ -245,7 +245,7 @@ class Commands(ABC):
             raise ValueError("there is nothing to compress: there are no messages")
         conversation.read()
         speed = conversation.turn.prompt_speed
-        about = f", about {COMPRESSION_PREFILLS * llm.n_tokens / speed:.0f} s" if speed else ""
+        about = f", about {compression_prefills(llm.method) * llm.n_tokens / speed:.0f} s" if speed else ""
         self.output.note(f"replaying {llm.n_tokens} tokens{about}; Ctrl-C leaves the KV cache as it is")
         self.report(llm.compress(ratio))
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pylongctx._lib import error, lib
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import NO_ROWS, Session
-from pylongctx.methods import SnapKV
+from pylongctx.methods import Kvzip, Method, SnapKV
 from pylongctx.methods.checks import check_share
 
 PIECE, LEAST = 2000, 64  # tokens of the text in a replay: KVzip's number, and the minimum
@@ -23,7 +23,7 @@ OVERLAP = 8  # tokens before a piece that identify its beginning
 FIRST = b"\n\nRepeat the previous context exactly.\n\n"
 LATER = b"\n\nRepeat the part of the previous context exactly, starting with "
 NOTHING = np.empty(0, np.int32)
-COMPRESSION_PREFILLS = 2.5  # time of a compression, in prefills of the text
+WHOLE_PREFILLS, PIECE_PREFILLS = 2.5, 1.5  # time of a compression, in prefills of the text
 PROBES, PROBE = 3, 16  # parts of the text whose repetition is compared, and their tokens
 DRIFT = 0.1  # mean divergence, in nats, from which on ``CompressionReport.drifts`` is true
 
@@ -73,6 +73,13 @@ class ReplayPiece:
     first: int
     end: int
     tokens: NDArray[np.int32]
+
+
+def compression_prefills(method: Method) -> float:
+    """Return about how long a compression with a replay takes, in prefills of the text."""
+    rule = next(part for part in method.parts if isinstance(part, Kvzip))
+    by_pieces = rule.replay == "piece" or (rule.replay is None and method.parts == (rule,))
+    return PIECE_PREFILLS if by_pieces else WHOLE_PREFILLS
 
 
 def compress(session: Session, ratio: float) -> CompressionReport:

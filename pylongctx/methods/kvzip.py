@@ -13,13 +13,15 @@ class Kvzip(Method):
     KVzip, arXiv 2505.23416, section 3: the text is replayed ("repeat the previous context"), and among the keys of all
     layers and KV heads those with the largest weights from queries of the replay are kept. The choice does not depend
     on a question, so many questions can be asked about one compressed text. Weights are normalized over everything
-    that the query reads; in the paper only over the query's own chunk and the replay.
+    that the query reads; in the paper only over the query's own piece, the replay and the first tokens, which are all
+    that it reads with ``replay="piece"``.
 
     Parameters
     ----------
     replay : {"text", "piece"} or None
         What queries of the replay read: the whole text, or the piece of 2000 tokens that they repeat and the first
-        tokens, which takes a time that grows with the length of the text and not with its square. None: "text".
+        tokens, which takes a time that grows with the length of the text and not with its square. None: "piece" where
+        the rule is alone, "text" for ``full,spans=N+kvzip``, ``longheads+kvzip`` and other compositions.
 
     Raises
     ------

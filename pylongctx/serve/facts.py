@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from pylongctx._enums import OVERFLOWS
-from pylongctx.engine.compress import COMPRESSION_PREFILLS
+from pylongctx.engine.compress import compression_prefills
 from pylongctx.engine.slots import Slot
 from pylongctx.serve import metrics, native
 from pylongctx.serve.bodies import SlotBody
@@ -178,14 +178,15 @@ def _slot(service: Service, slot: Slot) -> dict[str, Any]:
 def _longctx(service: Service, id: str | None) -> dict[str, Any]:
     host, engine = service.host, service.engine
     usage = host.session.context.kv_usage() if host.method else None
+    compresses = host.method is not None and host.method.replays
     return {
         "method": str(host.method) if host.method else None,
         "why": host.session.context.why,
         "n_ctx": host.n_ctx,
         "n_ctx_train": host.model.info.n_ctx_train,
         "overflow": OVERFLOWS[host.session.evicts],
-        "compresses": host.method is not None and host.method.replays,
-        "compression_prefills": COMPRESSION_PREFILLS,
+        "compresses": compresses,
+        "compression_prefills": compression_prefills(host.method) if host.method and compresses else None,
         "kv": usage and usage.sizes(),
         "store": host.store and host.store.facts(),
         "sequences": [_slot(service, slot) | {"kv_rows": _rows(service, slot)} for slot in engine.slots],
