@@ -212,6 +212,7 @@ SILLYTAVERN = {
 }
 
 # ggml-org/llama.vim, autoload/llama.vim: a completion of code
+LLAMA_VIM_UNSERVED = {"n_indent", "t_max_prompt_ms", "t_max_predict_ms", "samplers", "input_extra.time"}
 LLAMA_VIM = {
     "id_slot": 0,
     "input_prefix": "import os\n",
@@ -373,24 +374,17 @@ OPEN_WEBUI_OLLAMA = {
     "options": {"temperature": 0.7, "num_predict": 8, "num_batch": 512, "use_mmap": True, "new_topic_penalty": 0.0},
 }
 
+TUNING = {"options.num_batch", "options.use_mmap", "options.new_topic_penalty"}
 CLIENTS = {
     "codex": ("/v1/responses", CODEX, CODEX_UNSERVED),
     "claude-code": ("/v1/messages", CLAUDE_CODE, CLAUDE_CODE_UNSERVED),
     "sillytavern": ("/completion", SILLYTAVERN, {"num_ctx", "truncation_length", "samplers"}),
     "sillytavern-openai": ("/v1/completions", SILLYTAVERN, {"num_ctx", "truncation_length", "samplers", "n_probs"}),
-    "llama.vim": (
-        "/infill",
-        LLAMA_VIM,
-        {"n_indent", "t_max_prompt_ms", "t_max_predict_ms", "samplers", "input_extra.time"},
-    ),
+    "llama.vim": ("/infill", LLAMA_VIM, LLAMA_VIM_UNSERVED),
     "continue": ("/completion", CONTINUE, set()),
     "continue-chat": ("/v1/chat/completions", CONTINUE_CHAT, set()),
     "open-webui": ("/v1/chat/completions", OPEN_WEBUI, {"num_ctx", "keep_alive"}),
-    "open-webui-ollama": (
-        "/api/chat",
-        OPEN_WEBUI_OLLAMA,
-        {"options.num_batch", "options.use_mmap", "options.new_topic_penalty"},
-    ),
+    "open-webui-ollama": ("/api/chat", OPEN_WEBUI_OLLAMA, TUNING),
     "langchain-ollama": (
         "/api/chat",
         LANGCHAIN_OLLAMA,

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import oracle
-from cases import HALF, ChunkCase, OpCase
+from cases import OpCase
+from cases_chunks import HALF, ChunkCase
 from cases_evict import EvictCase
 from needs import lacks
 from oracle_chunks import UNUSED, LongHeads, Stored, as_mask, byte_steps, is_in_bytes, missed

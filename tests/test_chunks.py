@@ -9,19 +9,8 @@ from dataclasses import replace
 import numpy as np
 import oracle
 import pytest
-from cases import (
-    CHUNK_CASES,
-    EIGHT_BITS,
-    HALF,
-    PAPER,
-    POSITIONS,
-    REPRESENTATIONS,
-    ROPES,
-    ChunkCase,
-    OpCase,
-    chunk_case,
-    with_method,
-)
+from cases import EIGHT_BITS, PAPER, ROPES, OpCase
+from cases_chunks import CHUNK_CASES, HALF, POSITIONS, REPRESENTATIONS, ChunkCase, chunk_case, with_method
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op import (

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import CHUNK_CASES, LONGHEADS, PAPER, POSITIONS, ChunkCase, chunk_case
+from cases import LONGHEADS, PAPER
+from cases_chunks import CHUNK_CASES, POSITIONS, ChunkCase, chunk_case
 from cases_evict import EvictCase, evict_case
 from op import make_inputs, run_chunks, run_step, stored
 from oracle_chunks import LongHeads

@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import thinning
-from cases import CHUNK_CASES, HALF, LONGHEADS, OP_CASES, POSITIONS, ROPES, TOLERANCE, ChunkCase, chunk_case
+from cases import LONGHEADS, OP_CASES, ROPES, TOLERANCE
+from cases_chunks import CHUNK_CASES, HALF, POSITIONS, ChunkCase, chunk_case
 from cases_evict import EVICT_CASES, RULES, evict_case
 from op import (
     LayerRun,

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import op  # noqa: F401  # skips where the library runs no single ops
 import pytest
-from cases import CHUNK_CASES, OP_CASES, OpCase
+from cases import OP_CASES, OpCase
+from cases_chunks import CHUNK_CASES
 from gguf import GGMLQuantizationType, dequantize, quantize
 from op import Inputs, make_inputs, run_chunks, run_native, run_oracle
 from oracle import DualChunk, SelfExtend

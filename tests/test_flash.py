@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import PAGE_ROWS, PAPER, ROPES, ChunkCase, OpCase, chunk_case
+from cases import PAGE_ROWS, PAPER, ROPES, OpCase
+from cases_chunks import ChunkCase, chunk_case
 from op import flash_run, make_inputs, roofline_run, run_layer, run_native, run_step
 from oracle import Full
 from oracle_chunks import LongHeads

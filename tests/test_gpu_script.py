@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import thinning
-from cases import CHUNK_CASES, OP_CASES, OpCase
+from cases import OP_CASES, OpCase
+from cases_chunks import CHUNK_CASES
 from cases_evict import EVICT_CASES
 from gpu import acceptance as gpu
 from gpu import checks as gpu_checks

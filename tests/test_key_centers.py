@@ -5,7 +5,8 @@ from dataclasses import replace
 import gguf
 import numpy as np
 import pytest
-from cases import CHUNK_CASES, LOGIT_TOLERANCE, OP_CASES
+from cases import LOGIT_TOLERANCE, OP_CASES
+from cases_chunks import CHUNK_CASES
 from cases_evict import EVICT_CASES
 from llamas import new
 from op import _pointer, make_inputs, run_chunks, run_evict, run_native

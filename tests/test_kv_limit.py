@@ -6,8 +6,7 @@ from cases import LONGHEADS
 from oracle import DualChunk, Full, SelfExtend, Window
 from oracle_evict import Evicting
 from oracle_rules import Corm
-from session import Session, assert_same
-from test_pages import (
+from page_machine import (
     METHODS,
     N_BATCH,
     N_CTX,
@@ -22,6 +21,7 @@ from test_pages import (
     kv_usage,
     run_operations,
 )
+from session import Session, assert_same
 from thinning import thin
 
 from pylongctx import Llama

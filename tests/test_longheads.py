@@ -10,7 +10,8 @@ import model_oracle
 import numpy as np
 import oracle_chunks
 import pytest
-from cases import LONGHEADS, N_CTX_TRAIN, PAPER, POSITIONS, REPRESENTATIONS
+from cases import LONGHEADS, N_CTX_TRAIN, PAPER
+from cases_chunks import POSITIONS, REPRESENTATIONS
 from model_oracle import Model
 from oracle_chunks import LongHeads
 from session import assert_same

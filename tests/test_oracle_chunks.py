@@ -5,13 +5,8 @@ from dataclasses import replace
 import numpy as np
 import oracle
 import pytest
-from cases import (
-    CHUNK_CASES,
-    PAPER,
-    POSITIONS,
-    chunk_case,
-    with_method,
-)
+from cases import PAPER
+from cases_chunks import CHUNK_CASES, POSITIONS, chunk_case, with_method
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from op import (

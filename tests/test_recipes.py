@@ -56,6 +56,7 @@ WITNESSES = (
         "pylongctx/llama.py": "an argument names it",
         "pylongctx/advice.py": "it compares longheads with a method that reads every token",
         "pylongctx/methods/longheads.py": "it chooses chunks of it",
+        "tests/cases_chunks.py": "it chooses chunks of it",
         "tests/oracle_filter.py": "it chooses chunks of it",
         "tests/mutations.py": "an error is put into it to see that tests find it",
         "tests/gpu/features.py": "states and steps are tried with it",
@@ -70,6 +71,7 @@ WITNESSES = (
     }),
     Witness("Add a selection score", "minmax", r"\bminmax\b(?![(])|\bLCTX_REPRESENT_MINMAX\b", {
         "docs/internals.md": "it says how summaries are stored",
+        "tests/cases.py": "a method of its own in the tests of models",
         "tests/cases_evict.py": "a base for rules",
         "tests/selection_score.patch": "lines next to those of the example",
     }),

@@ -14,11 +14,8 @@ ollama = need("server", "fastapi", "httpx", "ollama")
 ASKED = [{"role": "user", "content": "Say hello"}]
 GREEDY = {"temperature": 0, "num_predict": 8}
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
-SCHEMA = {
-    "type": "object",
-    "properties": {"chapter": {"type": "integer", "minimum": 1, "maximum": 40}},
-    "required": ["chapter"],
-}
+CHAPTER = {"type": "integer", "minimum": 1, "maximum": 40}
+SCHEMA = {"type": "object", "properties": {"chapter": CHAPTER}, "required": ["chapter"]}
 
 
 class Client(ollama.Client):

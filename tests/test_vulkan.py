@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import CHUNK_CASES, OP_CASES, ROPES, SPECS, STRETCHED, ChunkCase, OpCase, chunk_case
+from cases import OP_CASES, ROPES, SPECS, STRETCHED, OpCase
+from cases_chunks import CHUNK_CASES, ChunkCase, chunk_case
 from gpu.checks import fits
 from needs import lacks
 from op import RARE, assert_right_choices, make_inputs, run_chunks, run_native, run_oracle, stored

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import chunk_case
+from cases_chunks import chunk_case
 from cases_evict import BASES, RULES, evict_case
 from op import make_inputs, run_chunks, run_evict, run_step, stored
 from op_harness import call, ffi, lib

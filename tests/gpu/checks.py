@@ -8,7 +8,8 @@ from functools import partial
 from itertools import islice
 
 import numpy as np
-from cases import CHUNK_CASES, EIGHT_BITS, OP_CASES, ChunkCase, OpCase
+from cases import EIGHT_BITS, OP_CASES, OpCase
+from cases_chunks import CHUNK_CASES, ChunkCase
 from cases_evict import EVICT_CASES, EvictCase
 from op import make_inputs, run_chunks, run_evict, run_native
 
