@@ -58,6 +58,7 @@ WITNESSES = (
         "pylongctx/methods/longheads.py": "it chooses chunks of it",
         "tests/cases_chunks.py": "it chooses chunks of it",
         "tests/oracle_filter.py": "it chooses chunks of it",
+        "tests/page_machine.py": "any order of operations is tried with it",
         "tests/mutations.py": "an error is put into it to see that tests find it",
         "tests/gpu/features.py": "states and steps are tried with it",
     }),
