@@ -1,5 +1,5 @@
 # make demo | report | report-full | test | test-all | test-peers | fuzz | docs | lint | wheel | tools | tools-ik | sanitize |
-# cuda-check | vulkan-check: everything they need is set up first, in .venv.
+# cuda-check | vulkan-check | vulkan-acceptance: everything they need is set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
 PYTHON ?= python3
@@ -32,7 +32,7 @@ HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
 .PHONY: build demo report report-full test test-all test-peers test-build docs lint format wheel wheel-linux wheel-cuda
 .PHONY: tools tools-patched tools-stock tools-ik
-.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread test-kinds cuda-check vulkan-check clean
+.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread test-kinds cuda-check vulkan-check vulkan-acceptance clean
 
 $(BIN)/pip:
 	@echo "[1/7] build tools: cmake, ninja, scikit-build-core, cffi"
@@ -220,6 +220,10 @@ vulkan-check: $(VENV)/.build-tools
 	$(BIN)/python native/vulkan/packages.py $(VULKAN_HEADERS)
 	$(INSTALL_ALONE) -C cmake.define.GGML_VULKAN=ON -C cmake.define.Vulkan_INCLUDE_DIR=$(CURDIR)/$(VULKAN_HEADERS)/usr/include
 	cd tests && GGML_VK_VISIBLE_DEVICES=0 LCTX_REQUIRE=vulkan $(PYTHON_ALONE) -m pytest -q test_vulkan.py $(PYTEST_ARGS)
+# on the build of vulkan-check: what is right and how fast, in a few lines for an issue; ARGS=--quick for a part
+vulkan-acceptance: ALONE := vulkan
+vulkan-acceptance:
+	cd tests && GGML_VK_VISIBLE_DEVICES=0 $(PYTHON_ALONE) gpu/acceptance.py --device Vulkan0 $(ARGS)
 
 # on the library of a wheel for each kind of x86-64 CPU, as far as this one can run them
 KINDS_HERE = import pathlib; from pylongctx._cpu import *; print(*cpu_kinds(pathlib.Path('../build/$(ALONE)/pylongctx/lib'), cpu_features()))

@@ -1,4 +1,4 @@
-// Which kernels a device runs, in a word: for people.
+// What a device is and which kernels it runs: for people.
 #pragma once
 
 #include "ggml-backend.h"
@@ -7,3 +7,7 @@
 
 // "AVX512", "mma" (tensor cores), ...; a device that has none of ours: how it is reached.
 std::string lctx_kernel_name(ggml_backend_dev_t dev);
+
+// In builds with Vulkan, of a device of that backend: its name, driver and limits, and what methods need that it lacks. Throws
+// vk::SystemError when the driver fails.
+std::string lctx_vk_describe(ggml_backend_dev_t dev);

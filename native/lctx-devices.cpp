@@ -1,11 +1,14 @@
 // The C API: devices, and RPC servers.
 #include "firewall.h"
 #include "handles.h"
+#include "kernel-name.h"
 #include "lctx.h"
 #include "ops/ops.h"
 #include "rpc/rpc.h"
 
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <sstream>
 
 namespace {
@@ -23,6 +26,21 @@ const char * type_name(ggml_backend_dev_t dev) {
         case GGML_BACKEND_DEVICE_TYPE_ACCEL: return "accelerator";
         default:                             return "other";
     }
+}
+
+// What ggml says of a device, with Vulkan its driver and limits as well; the text stays.
+const char * description_of(ggml_backend_dev_t dev) {
+#ifdef LCTX_VULKAN
+    if (lctx_kernel_name(dev) == "Vulkan") {
+        static std::mutex mutex;
+        static auto & all = *new std::map<ggml_backend_dev_t, std::string>;
+        const std::lock_guard<std::mutex> guard(mutex);
+        std::string & text = all[dev];
+        text = text.empty() ? lctx_vk_describe(dev) : text;
+        return text.c_str();
+    }
+#endif
+    return ggml_backend_dev_description(dev);
 }
 
 // Devices of this machine: those that are named, else its GPUs, else the CPU.
@@ -98,9 +116,11 @@ int32_t lctx_device_get(int32_t i, lctx_device_info * info) {
         return LCTX_INVALID;
     }
     ggml_backend_dev_t dev = ggml_backend_dev_get(i);
+    const char * description = ggml_backend_dev_description(dev);
+    lctx_guard(nullptr, [&] { description = description_of(dev); });
     size_t free = 0, total = 0;
     ggml_backend_dev_memory(dev, &free, &total);
-    *info = {ggml_backend_dev_name(dev), ggml_backend_dev_description(dev), type_name(dev), free, total};
+    *info = {ggml_backend_dev_name(dev), description, type_name(dev), free, total};
     return LCTX_OK;
 }
 

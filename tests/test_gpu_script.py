@@ -18,6 +18,7 @@ from gpu import checks as gpu_checks
 from gpu import features as gpu_features
 from gpu import speed as gpu_speed
 from gpu.checks import Check, Text
+from gpu.summary import summary
 from gpu.workers import Lost, in_processes
 from native_ops import Shape
 from needs import lacks
@@ -141,6 +142,25 @@ def test_a_limit_is_held_and_nan_is_beyond_every_limit():
     check.hold("nan", np.nan, 1.0)
     assert [text.split(":")[0] for text in check.failures] == ["above", "nan"]
     assert check.error == np.inf
+
+
+def test_what_has_no_kernels_with_vulkan_is_not_run():
+    methods = [method for method in gpu_checks.METHODS if gpu_checks.serves("Vulkan0", method)]
+    assert methods[0] == "full"
+    assert [method for method in methods if "representation" in method] == [
+        "longheads,chunk_size=16,window=128,representation=keys1"
+    ]
+    assert not {"+", "corm", "kvzip"} & {part for method in methods for part in (method.partition(",")[0], *method)}
+    assert all(gpu_checks.serves("CUDA0", method) for method in gpu_checks.METHODS)
+    served = [[gpu_checks.serves_case("Vulkan1", case) for case in cases] for _, cases, _ in gpu_checks.GROUPS]
+    assert all(served[0])
+    assert any(served[1])
+    assert not all(served[1])
+    assert not any(served[2])
+    refused = gpu_checks.check_case("Vulkan1", gpu_checks.check_evict, EVICT_CASES[0])
+    assert (refused.refused, refused.failures) == (1, [])
+    assert not gpu_features.has("Vulkan0", "state", "kvzip")
+    assert gpu_features.has("Vulkan0", "types", "q8_0")
 
 
 # ---- processes ----
@@ -267,6 +287,25 @@ def test_aims_are_held_against_what_was_measured():
     end = gpu_speed.EndToEnd(gpu_speed.METHODS["longheads"], "f16", 8192, 1000.0, 50.0, 0, None)
     reached = [ok for _, ok in gpu.aims([speed], [end, replace(end, depth=131072, decode=20.0)])]
     assert reached == [True, False, False]
+
+
+def test_the_summary_says_what_is_right_and_how_fast():
+    ops = Check("store, attend")
+    for done in (Check("a", 1), Check("b", 1, refused=1), Check("c", 1, failures=["c out", "c lse"])):
+        ops.add(done.name, done)
+    models = [Check("tiny full", 10), Check("tiny dca", 10, failures=["other tokens"])]
+    stock = gpu_speed.EndToEnd("llama.cpp", "f16", 8192, 1000.0, 50.0, None, None)
+    ends = [stock, replace(stock, method="full", prompt=900.0, decode=60.0)]
+    lines = list(summary("cpu", 20, {"ops": [ops], "models": models}, ends))
+    assert lines[0].startswith("device: CPU, ")
+    assert lines[2:] == [
+        "ops: 1 right, 1 wrong, 1 not served, one case in 20",
+        "models: 1 right, 1 wrong; tiny dca",
+        "features: not run",
+        "tokens/s, 8192 tokens, f16, llama.cpp: prompt 1000.0 (1.00 x), decode 50.0 (1.00 x)",
+        "tokens/s, 8192 tokens, f16, full: prompt 900.0 (0.90 x), decode 60.0 (1.20 x)",
+    ]
+    assert not any(line.startswith("not served there") for line in lines)
 
 
 # ---- the command ----

@@ -1,8 +1,11 @@
 """The Vulkan kernels on a device, which may be one in software: ``make vulkan-check``. See docs/gpu.md."""
 
+import argparse
+import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +24,10 @@ from test_models import make
 from test_ops import assert_close
 from thinning import thin
 
+from pylongctx._devices import devices
 from pylongctx._lib import build_info
+from pylongctx.cli.arguments import Options
+from pylongctx.cli.overrides import add_tensor_options, override_arguments
 
 VULKAN = Path(__file__).resolve().parents[1] / "native" / "vulkan"
 SHADERS = sorted(path.name for path in VULKAN.glob("*.comp"))
@@ -30,7 +36,9 @@ MODELS = ("llama", "qwen2", "gemma3", "gpt-oss", "deepseek2")
 METHODS = {name: SPECS[name] for name in ("window", "selfextend", "dca", "string", "longheads-keys")} | {
     "longheads-selfextend": LongHeads(16, 64, n_recent=0, position="selfextend", n_ctx_train=64, n_ctx=256).text()
 }
+LONGHEADS = "longheads,chunk_size=16,window=64"
 N, N_PROMPT = 120, 100
+SMALL_BUFFERS = "GGML_VK_FORCE_MAX_ALLOCATION_SIZE"  # of ggml: a limit on those of the device, in bytes
 STOCK = 1e-3  # of the largest logit: llama.cpp's own attention on the same device
 OTHER_DEVICE = 0.05  # and on the CPU, whose products of weights differ
 
@@ -158,6 +166,11 @@ def test_every_barrier_is_needed(device, monkeypatch, name):
 # ---- models ----
 
 
+def why_of(session: Session) -> str:
+    """Return what a context says of its method and where it runs."""
+    return session.ffi.string(session.lib.lctx_context_why(session.ctx)).decode()
+
+
 def logits(path: Path, method: str | None, tokens: list[int], n_gpu_layers: int = -1, **settings) -> np.ndarray:
     """Return logits of a prompt, then of single tokens."""
     settings = {"type_k": "f32", "type_v": "f32", "op_offload": n_gpu_layers != 0} | settings
@@ -191,9 +204,9 @@ def test_methods_equal_the_cpu(device, folder, tokens, method):
 
 
 @pytest.mark.parametrize(("method", "op"), [
-    ("longheads,chunk_size=16,window=64,representation=minmax", "lctx_summarize"),
-    ("longheads,chunk_size=16,window=64,representation=attention", "lctx_summarize"),
-    ("longheads,chunk_size=16,window=64+corm,window=8,recent=24,evict_every=16", "lctx_store"),
+    (f"{LONGHEADS},representation=minmax", "lctx_summarize"),
+    (f"{LONGHEADS},representation=attention", "lctx_summarize"),
+    (f"{LONGHEADS}+corm,window=8,recent=24,evict_every=16", "lctx_store"),
     ("corm,window=8,recent=24,evict_every=16", "lctx_store"),
 ])  # fmt: skip
 def test_methods_that_need_more_are_refused_with_what_works(device, folder, method, op):
@@ -202,12 +215,31 @@ def test_methods_that_need_more_are_refused_with_what_works(device, folder, meth
 
 
 def test_those_run_with_attention_on_the_cpu(device, folder, tokens):
-    path, method = make(folder, "llama"), "longheads,chunk_size=16,window=64,representation=minmax"
+    path, method = make(folder, "llama"), f"{LONGHEADS},representation=minmax"
     got, want = (logits(path, method, tokens, n, offload_kqv=False) for n in (-1, 0))
     assert error_of(got, want) < OTHER_DEVICE
 
 
-@pytest.mark.parametrize("method", ["full", "longheads,chunk_size=16,window=64"])
+@pytest.mark.parametrize("words", ["-cmoe", "-ncmoe 2"])
+def test_experts_are_on_the_cpu_and_attention_on_the_device(device, folder, tokens, words):
+    """Without op_offload: a software device takes minutes to compile products of experts, which are llama.cpp's own."""
+    parser = argparse.ArgumentParser()
+    add_tensor_options(Options(parser, environment=False))
+    where = override_arguments(parser.parse_args(words.split()))
+    path = make(folder, "qwen3moe")
+    got = logits(path, LONGHEADS, tokens, op_offload=False, **where)
+    assert error_of(got, logits(path, LONGHEADS, tokens, 0)) < OTHER_DEVICE
+
+
+@pytest.mark.parametrize("method", ["full", LONGHEADS])
+def test_the_last_layer_is_on_the_device_and_the_first_on_the_cpu(device, folder, ffi, lib, tokens, method):
+    path, n_gpu_layers = make(folder, "llama"), 2  # that of the output counts
+    assert error_of(logits(path, method, tokens, n_gpu_layers), logits(path, method, tokens, 0)) < OTHER_DEVICE
+    with Session(ffi, lib, path, method, {"n_gpu_layers": n_gpu_layers}) as session:
+        assert re.search(r"on CPU \(.*\) and Vulkan0 \(Vulkan\)", why_of(session))
+
+
+@pytest.mark.parametrize("method", ["full", LONGHEADS])
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q5_0"])
 def test_sequences_are_copied_saved_and_loaded(device, folder, tokens, kv_type, method):
     options = {"n_ctx": 256, "n_gpu_layers": -1, "type_k": kv_type, "type_v": kv_type}
@@ -223,7 +255,7 @@ def test_sequences_are_copied_saved_and_loaded(device, folder, tokens, kv_type, 
         np.testing.assert_allclose(llm.scores[-1], want, rtol=0, atol=1e-5 * abs(want).max())
 
 
-@pytest.mark.parametrize("method", ["full", "longheads,chunk_size=16,window=64"])
+@pytest.mark.parametrize("method", ["full", LONGHEADS])
 def test_a_copied_sequence_and_its_source_continue_as_on_the_cpu(device, folder, ffi, lib, tokens, method):
     """Both write to what was one page, and complete what was one chunk."""
 
@@ -237,6 +269,28 @@ def test_a_copied_sequence_and_its_source_continue_as_on_the_cpu(device, folder,
     got, want = run(-1), run(0)
     assert error_of(got[:20], want[:20]) < OTHER_DEVICE
     assert error_of(got[20:], want[20:]) < OTHER_DEVICE
+
+
+# ---- buffers ----
+
+
+def test_rows_are_in_as_many_buffers_as_the_device_needs(device, folder, ffi, lib):
+    with Session(ffi, lib, make(folder, "llama"), "full", {"n_gpu_layers": -1}) as session:
+        assert ("(Vulkan, 2 buffers)" if SMALL_BUFFERS in os.environ else "(Vulkan)") in why_of(session)
+
+
+def test_small_buffers_change_nothing(device):
+    """Every layer has one of its own: ggml reads the limit once in a process, so these tests run again in another."""
+    again = "rows_are_in or sequence or methods_equal"
+    command = [sys.executable, *["-S"] * sys.flags.no_site, "-m", "pytest", "-q", "-x", __file__, "-k", again]
+    env = os.environ | {SMALL_BUFFERS: str(1 << 20)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+def test_the_device_says_its_driver_and_limits(device):
+    found = next(one for one in devices() if one.name == device)
+    assert re.search(r", \S.*, subgroups of \d+, buffers of at most \d+ MiB$", found.description)
 
 
 def test_a_model_without_a_method_is_llama_cpp(device, folder, tokens):

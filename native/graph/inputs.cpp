@@ -221,7 +221,7 @@ bool lctx_inputs::needs_choice(const llama_ubatch & ubatch) const {
 const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, const lctx_peeled & peeled, int il) {
     const lctx_kv_store & store = cache.placement().store(il);
     for (const table & t : tables_) {
-        if (t.store == &store && lctx_same_rope(t.peeled, peeled)) {
+        if (t.store->buft == store.buft && lctx_same_rope(t.peeled, peeled)) {
             return t;
         }
     }

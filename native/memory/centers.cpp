@@ -57,10 +57,10 @@ ggml_tensor * lctx_centers::of(const lctx_kv_store & store, int32_t il, const gg
     return entries_.emplace(il, std::move(e)).first->second.center;
 }
 
-size_t lctx_centers::bytes(ggml_backend_buffer_type_t buft) const {
+size_t lctx_centers::bytes(const lctx_kv_store & store) const {
     size_t n = 0;
     for (const auto & [il, e] : entries_) {
-        n += e.store->buft == buft ? ggml_nbytes(e.center) : 0;
+        n += e.store == &store ? ggml_nbytes(e.center) : 0;
     }
     return n;
 }

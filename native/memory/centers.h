@@ -21,7 +21,7 @@ class lctx_centers {
     ggml_tensor * of(const lctx_kv_store & store, int32_t il, const ggml_tensor * bias, int32_t head_dim, const lctx_rope & rope,
                      const std::vector<float> & still, const ggml_tensor * freq_factors);
 
-    size_t bytes(ggml_backend_buffer_type_t buft) const;
+    size_t bytes(const lctx_kv_store & store) const;
 
   private:
     struct entry {

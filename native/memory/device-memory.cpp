@@ -55,6 +55,12 @@ size_t lctx_device_memory::far_bytes() const {
     return n;
 }
 
+bool lctx_device_memory::fits_a_buffer() const {
+    size_t size = 0;
+    each_tensor([&](const ggml_tensor * t) { size += padded(t); });
+    return size <= ggml_backend_buft_get_max_size(buft);
+}
+
 bool lctx_device_memory::is_far(const ggml_tensor * t) const {
     return std::find(far_tensors_.begin(), far_tensors_.end(), t) != far_tensors_.end();
 }

@@ -24,9 +24,10 @@ class lctx_device_memory {
     const ggml_backend_buffer_type_t buft;
     const bool is_host;
 
-    std::string name() const;  // of the device, for messages
-    size_t bytes() const;      // of all tensors on the device
-    size_t far_bytes() const;  // of those that are in memory of the host instead
+    std::string name() const;    // of the device, for messages
+    size_t bytes() const;        // of all tensors on the device
+    size_t far_bytes() const;    // of those that are in memory of the host instead
+    bool fits_a_buffer() const;  // before allocation: whether a buffer of the device may be that large
 
     // The backend of the context that runs here; it is known when its first graph is built, and lives as long as the context.
     void attach(ggml_backend_sched_t sched);

@@ -4,8 +4,8 @@
 // Evictions are due at borders and done when the next token comes, so that the last batch can be taken back.
 //
 // Sequences that were copied share their full pages; a page is copied before somebody else's row would be written to it.
-// Rows lie in stores, one per device that has layers (kv-store.h); sequences, and what may be done with them, are the same for all.
-// What cannot be done is refused with a message: bool operations return false, state operations throw, and what a void operation asks
+// Rows lie in stores, at least one per device that has layers (kv-store.h); sequences, and what may be done with them, are the same for
+// all. What cannot be done is refused with a message: bool operations return false, state operations throw, and what a void operation asks
 // marks the cache broken, so that the next batch fails with the message until it is cleared. Never a silently wrong cache.
 #pragma once
 

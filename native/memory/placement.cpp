@@ -33,6 +33,19 @@ struct lctx_placement::device {
     std::vector<lctx_layer_heads> layers;
     std::vector<int32_t> il;
     int32_t n_head = 0, n_query_head = 0;
+
+    void add(int32_t layer, int32_t n_kv, int32_t n_query) {
+        il.push_back(layer);
+        layers.push_back({n_head, n_kv, n_query_head, n_query});
+        n_head += n_kv, n_query_head += n_query;
+    }
+    device part(size_t first, size_t end) const {
+        device d = {dev, buft, {}, {}};
+        for (size_t i = first; i < end; i++) {
+            d.add(il[i], layers[i].n, layers[i].n_query);
+        }
+        return d;
+    }
 };
 
 lctx_kv_sizes::lctx_kv_sizes(uint32_t n_ctx, const llama_cparams & cparams)
@@ -173,15 +186,19 @@ std::vector<lctx_placement::device> lctx_placement::devices_of(const llama_model
         if (it == devices.end()) {
             it = devices.insert(it, {dev, buft, {}, {}});
         }
-        it->il.push_back(il);
-        it->layers.push_back({it->n_head, n_head, it->n_query_head, n_query_head});
-        it->n_head += n_head, it->n_query_head += n_query_head;
+        it->add(il, n_head, n_query_head);
     }
     return devices;
 }
 
+// A store has one buffer. Where a device limits the size of one, halves of the layers have stores of their own.
 void lctx_placement::allocate(const device & d, bool dry) {
-    stores_.push_back(std::make_unique<lctx_kv_store>(d.dev, d.buft, shape_, d.layers, work_));
+    auto store = std::make_unique<lctx_kv_store>(d.dev, d.buft, shape_, d.layers, work_);
+    if (const size_t n = d.il.size(); n > 1 && !store->fits_a_buffer()) {
+        allocate(d.part(0, n / 2), dry);
+        return allocate(d.part(n / 2, n), dry);
+    }
+    stores_.push_back(std::move(store));
     for (size_t i = 0; i < d.il.size(); i++) {
         layers_[d.il[i]] = {stores_.back().get(), d.layers[i]};
     }
@@ -192,8 +209,8 @@ void lctx_placement::allocate(const device & d, bool dry) {
         throw lctx_refusal("kv_offload: memory of the host that " + stores_.back()->name() + " reads too cannot be had; use a GPU of " +
                            "this machine, a smaller n_ctx, or offload_kqv=False");
     }
-    throw lctx_refusal("could not reserve " + mib(stores_.back()->bytes()) + " for the KV cache on " + stores_.back()->name() +
-                       "; lower n_ctx or use type_k=type_v=q8_0");
+    throw lctx_refusal("could not reserve " + mib(stores_.back()->bytes()) + " for the KV cache of " + std::to_string(d.il.size()) +
+                       (d.il.size() == 1 ? " layer on " : " layers on ") + stores_.back()->name() + "; lower n_ctx or use type_k=type_v=q8_0");
 }
 
 lctx_layer lctx_placement::layer(ggml_context * ctx, int32_t il) const {
@@ -234,9 +251,11 @@ void lctx_placement::wait() const {
 std::string lctx_placement::full_why() const {
     std::string text = method_.full_why();
     text += text.empty() ? "attention on " : "; on ";
-    for (const auto & store : stores_) {
-        text += (store == stores_[0] ? "" : " and ") + std::string(ggml_backend_dev_name(store->dev));
-        text += " (" + lctx_kernel_name(store->dev) + ")";
+    for (auto it = stores_.begin(), end = it; it != stores_.end(); it = end) {  // stores of a device follow each other
+        const lctx_kv_store & store = **it;
+        end = std::find_if(it, stores_.end(), [&](const auto & other) { return other->buft != store.buft; });
+        text += (it == stores_.begin() ? "" : " and ") + std::string(ggml_backend_dev_name(store.dev)) + " (" + lctx_kernel_name(store.dev);
+        text += end - it == 1 ? ")" : ", " + std::to_string(end - it) + " buffers)";
     }
     text += std::string(", K ") + ggml_type_name(shape_.type_k) + ", V " + ggml_type_name(shape_.type_v);
     if (shape_.n_staged > 0) {
@@ -262,7 +281,7 @@ lctx_offload_info lctx_placement::offload() const {
 std::map<ggml_backend_buffer_type_t, size_t> lctx_placement::memory_breakdown() const {
     std::map<ggml_backend_buffer_type_t, size_t> bytes;
     for (const auto & store : stores_) {
-        bytes[store->buft] += store->bytes() + centers_->bytes(store->buft);
+        bytes[store->buft] += store->bytes() + centers_->bytes(*store);
     }
     return bytes;
 }

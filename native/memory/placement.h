@@ -1,4 +1,4 @@
-// Where rows lie: which layers of a model the cache serves, and the stores, one per device, that have their heads.
+// Where rows lie: which layers of a model the cache serves, and the stores of the devices that have their heads.
 #pragma once
 
 #include "../claim.h"

@@ -45,7 +45,7 @@ void lctx_blocks::each_size(const std::function<void(ggml_backend_dev_t, const l
     const double fraction = kv_limit_ > 0 && total > kv_limit_ ? (double)kv_limit_ / (double)total : 1.0;
     for (const auto & store : placement_.stores()) {
         lctx_sizes near = store->sizes(most_cells()), far = {};
-        near.other += placement_.centers().bytes(store->buft);
+        near.other += placement_.centers().bytes(*store);
         if (lctx_arena_grain(store->buft) > 0) {  // where less is taken than there could be
             for (uint64_t * size : {&near.k, &near.v, &near.chunks, &near.near}) {
                 *size = (uint64_t)(fraction * (double)*size);

@@ -3,6 +3,7 @@
 #include "ggml-vulkan-common.h"
 
 #include "../hooks.h"
+#include "../kernel-name.h"
 #include "../ops/cache.h"
 #include "../ops/half.h"
 #include "../ops/nodes.h"
@@ -312,6 +313,10 @@ void select(recorder & r, const addressed & node) {
 
 // ---- what is served ----
 
+bool has_addresses(const vk_device & device) {
+    return device->buffer_device_address && device->shader_int64;
+}
+
 bool fits(int64_t head_dim) {
     return head_dim % OCTET == 0 && head_dim <= MOST_DIM;
 }
@@ -339,8 +344,20 @@ bool selects(const ggml_tensor * op) {
 
 }  // namespace
 
+std::string lctx_vk_describe(ggml_backend_dev_t dev) {
+    const vk_device device = ggml_vk_get_device(((const ggml_backend_vk_device_context *)dev->context)->device);
+    vk::PhysicalDeviceDriverProperties driver;
+    vk::PhysicalDeviceProperties2 properties;
+    properties.pNext = &driver;
+    device->physical_device.getProperties2(&properties);
+    std::string text = std::string(ggml_backend_dev_description(dev)) + ", " + driver.driverName.data() + " " + driver.driverInfo.data();
+    text += ", subgroups of " + std::to_string(device->subgroup_size);
+    text += ", buffers of at most " + std::to_string(device->max_memory_allocation_size >> 20) + " MiB";
+    return has_addresses(device) ? text : text + "; without bufferDeviceAddress or shaderInt64, which methods need";
+}
+
 bool lctx_vk_supported(const vk_device & device, const ggml_tensor * op) {
-    if (!device->buffer_device_address || !device->shader_int64) {
+    if (!has_addresses(device)) {
         return false;
     }
     switch ((lctx_op)op->op_params[0]) {

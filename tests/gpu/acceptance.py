@@ -2,10 +2,12 @@
 
     python tests/gpu/acceptance.py                 # all: sub-ops, models, layers at 4096 ... 131072 tokens, end to end
     python tests/gpu/acceptance.py --section ops   # every sub-op over the table of cases, fresh random inputs
+    python tests/gpu/acceptance.py --quick         # a few cases and a small model, also for a device in software
     python tests/gpu/acceptance.py --sanitize      # a few of these under compute-sanitizer
 
-Exit code 0: all is right; 1: something is not, it is listed; 2: no GPU here, or no build for one. Speed decides
-nothing; aims that are missed are listed.
+The last lines are for an issue: device, driver, how much is right, tokens per second against stock. Exit code 0: all
+is right; 1: something is not, it is listed; 2: no GPU here, or no build for one. Speed decides nothing; aims that are
+missed are listed.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from report import table
 from gpu import checks, features, speed
 from gpu.checks import Check, Text
 from gpu.speed import EndToEnd, Speed
+from gpu.summary import summary
 from gpu.workers import each_in
 from pylongctx._arguments import why_no_gpu
 from pylongctx._lib import build_info
@@ -41,6 +44,7 @@ RANDOM_MODEL = "llama-3-8b:2"
 TIMED_MODEL = "llama-3-8b:8"
 EVERY_LAYER = 99
 TOOLS = ("memcheck", "racecheck", "initcheck")
+QUICK_SECTIONS, QUICK_EVERY, QUICK_DEPTH, QUICK_TOKENS = ("ops", "models", "end-to-end"), 20, 1024, 16
 SANITIZED_EVERY = 40  # one case in so many: each run is a hundred times slower
 TEXT = (
     "The old lighthouse keeper wrote down the weather every evening, the ships that passed, and what the gulls did. "
@@ -66,9 +70,13 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
         help="ops, models: processes, so that one that aborts fails alone (default: none)",
     )
     add("--seed", type=int, default=secrets.randbelow(2**20), help="ops: of the inputs (default: random)")
+    add("--quick", action="store_true", help="few cases, the embedded model, 1024 tokens")
     add("--sanitize", action="store_true", help="ops, a few, under compute-sanitizer")
     add("--json", type=Path, help="write all numbers to this file")
     args = parser.parse_args(words)
+    if args.quick:
+        args.every = max(args.every, QUICK_EVERY)
+        args.section, args.depth = args.section or QUICK_SECTIONS, args.depth or [QUICK_DEPTH]
     if any(depth < 2 * speed.PERIOD or depth % speed.PERIOD for depth in args.depth or []):
         parser.error(f"--depth must be a multiple of {speed.PERIOD}, {2 * speed.PERIOD} at least")
     return args
@@ -101,16 +109,20 @@ def run_models(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Ite
     each = each_in(args.workers)
     tiny = str(embedded_model())
     prompt = tokens_of(tiny, 400)
-    yield from checks.check_model("tiny", tiny, checks.greedy(tiny, prompt, 32), n_gpu_layers, each=each)
+    served = [method for method in checks.METHODS if checks.serves(args.device, method)]
+    yield from checks.check_model("tiny", tiny, checks.greedy(tiny, prompt, 32), n_gpu_layers, served, each)
+    if args.quick:
+        return
     large = str(cached_model(RANDOM_MODEL))
     known = [token % n_vocab(large) for token in prompt]
-    yield from checks.check_model(RANDOM_MODEL, large, Text(known[:300], known[300:332]), n_gpu_layers, each=each)
+    yield from checks.check_model(RANDOM_MODEL, large, Text(known[:300], known[300:332]), n_gpu_layers, served, each)
 
 
 def run_features(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[Check]:
     tiny = str(embedded_model())
     tokens = tokens_of(tiny, 632)
-    yield from features.check_features(tiny, Text(tokens[:600], tokens[600:]), n_gpu_layers, each_in(args.workers))
+    text = Text(tokens[:600], tokens[600:])
+    yield from features.check_features(tiny, text, n_gpu_layers, each_in(args.workers), args.device)
 
 
 def tokens_of(model: str, n: int) -> list[int]:
@@ -128,21 +140,27 @@ def n_vocab(model: str) -> int:
         return llm.n_vocab()
 
 
+def timed(args: argparse.Namespace) -> list[str]:
+    """Return the methods to time."""
+    return [name for name in args.method or METHODS if checks.serves(args.device, speed.METHODS[name])]
+
+
 def run_layers(args: argparse.Namespace, copy: float) -> Iterator[Speed]:
     for phase in (DECODE, PREFILL):
         for kv in args.kv or KV:
             for depth in args.depth or DEPTHS:
                 print(f"layers: {phase} {kv} {depth}", file=sys.stderr)
-                yield from speed.layer_speeds(args.device, kv, depth, phase, copy, methods=args.method or METHODS)
+                yield from speed.layer_speeds(args.device, kv, depth, phase, copy, methods=timed(args))
 
 
 def run_ends(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[EndToEnd]:
-    model = str(cached_model(TIMED_MODEL))
+    model = str(embedded_model() if args.quick else cached_model(TIMED_MODEL))
+    n = QUICK_TOKENS if args.quick else speed.N_DECODED
     for kv in args.kv or KV:
         for depth in args.depth or DEPTHS:
-            for method in (None, *(speed.METHODS[name] for name in args.method or METHODS)):
+            for method in (None, *(speed.METHODS[name] for name in timed(args))):
                 print(f"end-to-end: {method} {kv} {depth}", file=sys.stderr)
-                yield speed.end_to_end(model, method, kv, depth, n_gpu_layers)
+                yield speed.end_to_end(model, method, kv, depth, n_gpu_layers, n)
 
 
 # ---- tables ----
@@ -234,7 +252,8 @@ def main(words: list[str] | None = None) -> int:
         return sanitize(args)
     sections = args.section or SECTIONS
     checking = {"ops": run_ops, "models": run_models, "features": run_features}
-    checked = [check for name, run in checking.items() if name in sections for check in run(args)]
+    found = {name: list(run(args)) for name, run in checking.items() if name in sections}
+    checked = [check for several in found.values() for check in several]
     right = print_checks(checked) if checked else True
     copy = roofline(1, args.device).copy_bandwidth if "layers" in sections else 0.0
     speeds = list(run_layers(args, copy)) if "layers" in sections else []
@@ -246,6 +265,8 @@ def main(words: list[str] | None = None) -> int:
         lists = {"checks": checked, "layers": speeds, "end_to_end": ends}
         numbers |= {name: [asdict(item) for item in items] for name, items in lists.items()}
         args.json.write_text(json.dumps(numbers, indent=1))
+    print("\nFor an issue:\n")
+    print("\n".join(summary(args.device, args.every, found, ends)))
     return 0 if right else 1
 
 

@@ -1,5 +1,6 @@
 """What a GPU must do as the CPU does: every sub-op over the shared table of cases, and logits of whole models."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ OTHER_CHOICES = 0.03  # share of queries that may choose another chunk: near tie
 OTHER_ROWS = 0.05  # share of rows about which heads may decide otherwise: near thresholds they fall either way
 THREADS = 2  # of a model: several are checked at once
 LOGITS = 3.0  # our logits may differ by this multiple of how much those of llama.cpp's own attention differ
+READING = ("full", "window", "selfextend", "dca", "string", "longheads")  # whose rows all stay
 METHODS = (
     "full",
     "window,n_sink=4,window=128",
@@ -57,7 +59,9 @@ class Check:
     error : float
         The largest seen, as a fraction of what is allowed.
     refused : int
-        Cases with shapes that the device does not run; a model's memory leaves such layers to the CPU.
+        Cases that the device does not run: shapes, whose layers a model's memory leaves to the CPU, or methods.
+    wrong : int
+        Cases with failures.
     failures : list of str
         What is not as it must be.
     """
@@ -66,6 +70,7 @@ class Check:
     n: int = 0
     error: float = 0.0
     refused: int = 0
+    wrong: int = 0
     failures: list[str] = field(default_factory=list)
 
     def hold(self, what: str, value: float, limit: float) -> None:
@@ -79,7 +84,8 @@ class Check:
         if isinstance(done, Lost):
             done = Check(name, n=1, error=np.inf, failures=[f"{name}: {done.reason}"])
         self.n += done.n
-        self.refused += done.refused
+        self.refused += 0 if done.failures else done.refused
+        self.wrong += bool(done.failures)
         self.error = max(self.error, done.error)
         self.failures += done.failures
 
@@ -132,6 +138,19 @@ def limit_of(case: OpCase) -> float:
     return (EIGHT_BITS if case.in_eight_bits else TOLERANCE) * max(1.0, case.sharpness)
 
 
+def serves(device: str, method: str) -> bool:
+    """Return whether a method has kernels on a device: with Vulkan not summaries, votes and evictions."""
+    if not device.startswith("Vulkan"):
+        return True
+    return method.partition(",")[0] in READING and not re.search(r"\+|representation=(?!keys)", method)
+
+
+def serves_case(device: str, case: OpCase | EvictCase) -> bool:
+    """Return whether the sub-ops of a case have kernels on a device."""
+    reads = not isinstance(case, EvictCase) and getattr(case.method, "key_bits", True)
+    return not device.startswith("Vulkan") or bool(reads)
+
+
 def fits(case: OpCase) -> bool:
     """Return whether the kernels are made for heads of this width and what chunks are compared by."""
     by_paper = getattr(case.method, "representation", "") == "attention"
@@ -172,6 +191,9 @@ def check_ops(
 def check_case(device: str, compare: Callable[..., None], case: OpCase) -> Check:
     """Compare one case."""
     check = Check(case.name, n=1)
+    if not serves_case(device, case):
+        check.refused += 1
+        return check
     try:
         compare(check, case, device, make_inputs(case))
     except ValueError as reason:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu.checks import LOGITS, THREADS, TOLERANCE, Check, Text, error_of, quiet
+from gpu.checks import LOGITS, THREADS, TOLERANCE, Check, Text, error_of, quiet, serves
 from pylongctx import Llama
 
 N_CTX = 4096
@@ -125,9 +125,19 @@ FEATURES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
 }
 
 
-def check_features(model: str, text: Text, n_gpu_layers: int, each: Callable[..., Iterable] = map) -> Iterator[Check]:
+def has(device: str, feature: str, setting: str) -> bool:
+    """Return whether a device has a feature: with Vulkan nothing that stages or evicts rows."""
+    if not device.startswith("Vulkan"):
+        return True
+    return feature not in ("offload", "compress") and (feature != "state" or serves(device, setting))
+
+
+def check_features(
+    model: str, text: Text, n_gpu_layers: int, each: Callable[..., Iterable] = map, device: str = ""
+) -> Iterator[Check]:
     """Yield a check per feature and what it is run with."""
-    items = [(feature, setting) for feature, (_, settings) in FEATURES.items() for setting in settings]
+    both = [(feature, setting) for feature, (_, settings) in FEATURES.items() for setting in settings]
+    items = [(feature, setting) for feature, setting in both if has(device, feature, setting)]
     for (feature, setting), done in zip(
         items, each(partial(check_feature, model, text, n_gpu_layers), items), strict=True
     ):

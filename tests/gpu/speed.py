@@ -21,6 +21,7 @@ SHAPE = SHAPES["llama-3-8b"]
 PERIOD = 512  # tokens of a prefill step, and between two evictions
 N_CTX_TRAIN = 8192
 N_LAYER = 16
+N_DECODED = 64  # tokens, end to end
 METHODS = {
     "full": "full",
     "selfextend": "selfextend",
@@ -121,7 +122,7 @@ class EndToEnd:
     gpu_mib: int | None
 
 
-def end_to_end(model: str, method: str | None, kv: str, depth: int, n_gpu_layers: int, n: int = 64) -> EndToEnd:
+def end_to_end(model: str, method: str | None, kv: str, depth: int, n_gpu_layers: int, n: int = N_DECODED) -> EndToEnd:
     """Evaluate ``depth`` random tokens, then ``n`` one by one; method None is stock llama.cpp with flash attention."""
     before = gpu_memory()
     with quiet():
