@@ -42,6 +42,8 @@ class _Worker:
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - ``end`` closes it
         # no debugger on an abort, and no GPU, which a worker does not need
         quiet = {"GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        # layers of Vulkan may write to stdout, where the answers go
+        quiet |= {"VK_INSTANCE_LAYERS": "", "VK_LOADER_LAYERS_DISABLE": "~all~"}
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(PROGRAM), str(library_path()), *limits],
             stdin=subprocess.PIPE,
