@@ -210,7 +210,8 @@ void lctx_placement::allocate(const device & d, bool dry) {
                            "this machine, a smaller n_ctx, or offload_kqv=False");
     }
     throw lctx_refusal("could not reserve " + mib(stores_.back()->bytes()) + " for the KV cache of " + std::to_string(d.il.size()) +
-                       (d.il.size() == 1 ? " layer on " : " layers on ") + stores_.back()->name() + "; lower n_ctx or use type_k=type_v=q8_0");
+                       (d.il.size() == 1 ? " layer on " : " layers on ") + stores_.back()->name() +
+                       "; lower n_ctx or use type_k=type_v=q8_0");
 }
 
 lctx_layer lctx_placement::layer(ggml_context * ctx, int32_t il) const {
