@@ -40,10 +40,14 @@ class _Worker:
             raise RuntimeError("sys.executable is empty, so no Python program can be started to render chat templates")
         limits = [str(number) for number in (MEMORY, MAX_TEXT)]
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 - ``end`` closes it
-        # no debugger on an abort, and no GPU, which a worker does not need
-        quiet = {"GGML_NO_BACKTRACE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        # layers of Vulkan may write to stdout, where the answers go
-        quiet |= {"VK_INSTANCE_LAYERS": "", "VK_LOADER_LAYERS_DISABLE": "~all~"}
+        # no debugger on an abort, no GPU, which is not needed, and no layers of Vulkan, which may write to stdout
+        quiet = {
+            "GGML_NO_BACKTRACE": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "VK_INSTANCE_LAYERS": "",
+            "VK_LOADER_LAYERS_DISABLE": "~all~",
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(PROGRAM), str(library_path()), *limits],
             stdin=subprocess.PIPE,

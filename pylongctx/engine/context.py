@@ -195,7 +195,7 @@ class Context:
             self._replay(seq, False)
 
     def replay_piece(self, first: int, end: int, seq: int = 0) -> None:
-        """Begin the replay of a piece of the text: with ``kvzip,replay=piece``, queries read no other one."""
+        """Begin the replay of a piece of the text: queries read no other one if the method replays pieces."""
         with self._lock:
             done = int(lib.lctx_seq_replay_piece(self.handle, seq, first, end))
             check(min(done, lib.LCTX_OK), lib.lctx_context_error(self.handle))
