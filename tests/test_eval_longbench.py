@@ -81,7 +81,10 @@ def test_prompts_fit_with_their_answers(folder, name):
     words = Words(n_bos=1)
     long, short = LongBench(name, folder).samples(words, 700, 0)
     assert 700 - 25 <= total(words, long) <= 700
-    assert short.prompt == tasks()[name]["prompt"].format(context="short", input="Who came?")
+    prompt = tasks()[name]["prompt"]
+    assert short.prompt == prompt.format(context="short", input="Who came?")
+    assert short.prompt[: short.shared] == prompt.split("{context}")[0] + "short"
+    assert long.prompt[long.shared :] == short.prompt[short.shared :]
     assert long.chat == (name not in ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"))
     assert long.stop == (("\n",) if name == "samsum" else ())
     assert long.answers == ("the cat", "a dog")

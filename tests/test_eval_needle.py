@@ -63,8 +63,9 @@ def test_samples_keep_the_buffer_and_hold_the_needle(words, length):
     for sample in task.samples(words, length, 0):
         assert sample.prompt.count(SANDWICH) == 1
         assert total(words, sample) <= length
-        context = sample.prompt.split("\n\nQuestion: ")[0]
-        assert abs(len(words.tokenize(context)) - (length - 200)) <= 1  # newlines join where parts meet
+        context, question = sample.prompt[: sample.shared], sample.prompt[sample.shared :]
+        assert context.endswith("\n\n") and question.startswith("Question: ")
+        assert abs(len(words.tokenize(context[:-2])) - (length - 200)) <= 1  # newlines join where parts meet
 
 
 def test_a_haystack_is_as_long_as_it_must_be(words):

@@ -31,6 +31,7 @@ def words():
 def test_landmark_prompts_are_those_of_longheads_to_the_byte(words, length, seed, key, digest):
     sample = Passkey("landmark", tests=1).samples(words, length, seed)[0]
     assert sample.answers == (key,)
+    assert sample.prompt[sample.shared :] == "What is the pass key?"
     assert hashlib.sha256(text(sample).encode()).hexdigest()[:16] == digest
 
 
@@ -47,6 +48,7 @@ def test_selfextend_prompts_are_lines(words):
     needle = f"The pass key is {key}. Remember it. {key} is the pass key."
     lines = [intro, GARBAGE, GARBAGE, needle, GARBAGE, "What is the pass key? The pass key is "]
     assert text(sample) == "\n".join(lines)
+    assert sample.prompt[: sample.shared] == "\n".join([*lines[:-1], ""])
     assert sample.max_tokens == len(key)
 
 

@@ -140,6 +140,10 @@ def test_prompts_are_known_by_their_hash():
         ({"options": {"n_parallel": 2}, "reuse": True}, "answered one by one: leave n_parallel or reuse out"),
         ({"compress": 0.5, "method": "kvzip"}, "compress needs reuse"),
         ({"compress": 0.5, "reuse": True}, "rules kvzip and snapkv compress"),
+        (
+            {"compress": 0.5, "reuse": True, "method": "kvzip"},
+            "sample 0 of 'passkey' has no end that asks about a text",
+        ),
     ],
 )
 def test_errors(cell, changes, message):

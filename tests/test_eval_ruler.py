@@ -70,6 +70,23 @@ def test_samples_follow_from_the_seed(name):
     assert len({sample.id for sample in [*a, *c]}) == 4
 
 
+ASKED = {  # the beginning of what follows the text
+    **{
+        name: r"\nWhat (is|are all) the special magic \w+ for .* mentioned in the provided text\?"
+        for name in GENERATED[:8]
+    },
+    "vt": r"\nQuestion: Find all variables that are assigned the value \d{5} in the text above\.",
+    "cwe": r"\nQuestion: What are the 10 most common words in the above list\?",
+    "fwe": r"\nQuestion: Do not provide any explanation\. .*\?",
+}
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_the_question_follows_the_text(name):
+    for sample in samples(name, 1200):
+        assert re.fullmatch(ASKED[name], sample.prompt[sample.shared :])
+
+
 @pytest.mark.parametrize("name", GENERATED)
 def test_fewer_samples_are_the_first_ones(name):
     few, many = samples(name, 1200, 1), samples(name, 1200, 3)
@@ -197,6 +214,7 @@ def test_squad_questions_stand_among_documents(squad):
         town = f"a{i}" if i < 4 else "b0"
         number = i if i < 4 else 0
         assert sample.prompt.endswith(f"Question: Where is {town}?")
+        assert sample.prompt[sample.shared :].startswith("\n\nAnswer the question based on the given documents.")
         assert f"Town {town} lies by lake {number}." in sample.prompt
         assert sample.answers == (f"lake {number}",)
         assert sample.prefix == " Answer:"

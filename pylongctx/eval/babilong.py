@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar
 
-from pylongctx.eval.files import published, read_lines, stem
+from pylongctx.eval.files import after_context, published, read_lines, stem
 from pylongctx.eval.haystack import SYNTHETIC, load_text, sentences
 from pylongctx.eval.scorers import only_label
 from pylongctx.eval.task import Answer, Question, Sample, Vocabulary
@@ -79,13 +79,15 @@ class BabiLong(Question):
     def _sample(
         self, vocabulary: Vocabulary, story: Story, novel: Sequence[str], length: int, seed: int, i: int
     ) -> Sample:
-        facts = {"question": story.question, "n_facts": len(story.facts)}
+        facts, template = {"question": story.question, "n_facts": len(story.facts)}, self._task["template"]
+        asked = after_context(template).format(**self._task, question=story.question).rstrip()
 
         def sample(n: int) -> Sample:
             random = Random(f"{self.name}-{seed}-{length}-{i}")
             text = spread(story.facts, background(vocabulary, novel, n, random), random)
-            prompt = self._task["template"].format(**self._task, context=text.strip(), question=story.question).strip()
-            return Sample(f"{length}-{seed}-{i}", prompt, "", (story.answer,), self.max_tokens, facts=facts)
+            prompt = template.format(**self._task, context=text.strip(), question=story.question).strip()
+            shared, name = len(prompt) - len(asked), f"{length}-{seed}-{i}"
+            return Sample(name, prompt, "", (story.answer,), self.max_tokens, facts=facts, shared=shared)
 
         room = length
         while room > 0:

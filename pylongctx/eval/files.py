@@ -158,6 +158,17 @@ def stem(path: str | Path) -> str:
     return Path(str(path).removesuffix(".gz")).stem
 
 
+def after_context(template: str) -> str:
+    """Return what follows the text in the prompt of a benchmark: the end that asks about it.
+
+    Examples
+    --------
+    >>> after_context("Read this. {context}\\nQuestion: {query}")
+    '\\nQuestion: {query}'
+    """
+    return template.rpartition("{context}")[2]
+
+
 @cache
 def published(benchmark: str) -> dict[str, Any]:
     """Return what a benchmark published of its tasks, by name: prompts, longest answers, labels.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pylongctx.eval import scorers
-from pylongctx.eval.files import Kind, published, read_rows
+from pylongctx.eval.files import Kind, after_context, published, read_rows
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 
@@ -82,14 +82,17 @@ class LongBench(Question):
         self, vocabulary: Vocabulary, i: int, line: dict[str, Any], task: dict[str, Any], most: int, length: int
     ) -> Sample:
         fields = {"context": line["context"], "input": line["input"]}
+        prompt = cut_middle(vocabulary, task["prompt"].format(**fields), most)
+        question = after_context(task["prompt"]).format(**fields)
         return Sample(
             f"{length}-{i}{'-e' * self.e}",
-            cut_middle(vocabulary, task["prompt"].format(**fields), most),
+            prompt,
             answers=tuple(line["answers"]),
             max_tokens=task["max_gen"],
             stop=tuple(task["stop"]),
             chat=task["chat"],
             facts={"words": line["length"], "classes": line.get("all_classes")},
+            shared=len(prompt) - len(question) if prompt.endswith(question) else 0,
         )
 
     def n_ctx(self, vocabulary: Vocabulary, samples: Sequence[Sample], length: int) -> int:

@@ -119,14 +119,15 @@ class Needle(Question):
         room = length - self.final_context_length_buffer
         kept = context[: max(0, room - sum(len(piece) for _, piece in pieces))]
         tokens, places = hidden(vocabulary, kept, pieces)
-        text = vocabulary.detokenize(tokens)
+        text = vocabulary.detokenize(tokens) + "\n\n"
         name = f"{length}-{seed}-{depth:g}-{trial}"
         sample = Sample(
             name,
-            f"{text}\n\nQuestion: {self.retrieval_question}",
+            f"{text}Question: {self.retrieval_question}",
             prefix=self.prefix,
             answers=(self.expected.format(key=key),),
             max_tokens=self.max_tokens,
+            shared=len(text),
             facts={
                 "depth_percent": float(depth),
                 "trial": trial,

@@ -338,7 +338,7 @@ class Passkey(Question):
         prompt = "\n".join(parts)
         needle = _span(vocabulary, prompt, "\n".join([*parts[:2], ""]), parts[2])
         n_answer = len(vocabulary.tokenize(f"{QUESTION} {text}")) - len(vocabulary.tokenize(QUESTION))
-        fields = {"prompt": prompt, "prefix": PREFIX, "max_tokens": n_answer}
+        fields = {"prompt": prompt, "prefix": PREFIX, "max_tokens": n_answer, "shared": len(prompt) - len(ASKED)}
         return self._sample(text, n_before / n_characters, (length, seed, trial), needle, **fields)
 
     def _lines(self, vocabulary: Vocabulary, length: int, seed: int, trial: int) -> Sample:
@@ -366,7 +366,7 @@ class Passkey(Question):
             n = largest_fit(lambda n: size(n) <= length, length // 16)
         before, prompt = text(n)
         needle = _span(vocabulary, prompt, before, needle_text(key))
-        fields = {"prompt": prompt, "prefix": prefix, "max_tokens": max_tokens}
+        fields = {"prompt": prompt, "prefix": prefix, "max_tokens": max_tokens, "shared": len(prompt) - len(ASKED)}
         return self._sample(key, depth, (length, seed, trial), needle, **fields)
 
 

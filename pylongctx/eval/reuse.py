@@ -67,6 +67,11 @@ class PrefixReader:
         self._tokens: Tokens | None = None
         self._state: LlamaState | None = None
 
+    @property
+    def compresses_texts(self) -> bool:
+        """Whether beginnings are compressed, before their questions are known."""
+        return self._compress < 1 and not self._for_one_question
+
     def hold(self, beginning: Tokens) -> None:
         """Let the cache hold a beginning, as it is when nothing else was read."""
         if self._tokens is not None and np.array_equal(self._tokens, beginning):
@@ -75,7 +80,7 @@ class PrefixReader:
             return
         self._llm.reset()
         self._llm.prefill(beginning.tolist())
-        if self._compress < 1 and not self._for_one_question:
+        if self.compresses_texts:
             self._llm.compress(self._compress)
         self._tokens, self._state = beginning, self._llm.save_state() if self._keeps_state else None
 

@@ -25,6 +25,7 @@ Record = dict[str, Any]  # what a JSON line holds
 Evaluate = Callable[["Sequence[Sample]"], "Iterator[Record]"]  # of samples, in their order
 OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
 Run = Callable[[Llama, "Vocabulary", "Sequence[Sample]"], "Iterator[Record]"]
+APART = "what comes before it would be compressed; leave compress out, or use another task or style"
 CHAT_MARGIN = 4  # tokens by which a prompt may grow where a template touches it
 
 
@@ -51,7 +52,8 @@ class Sample:
     facts : dict
         What the record holds besides.
     shared : int
-        Characters, or tokens, at the beginning of the prompt that others on the same text have too.
+        Characters, or tokens, of the prompt before its question: others about the same text begin with them too, and
+        they are what is compressed. 0 if text and question cannot be separated.
 
     Examples
     --------
@@ -264,6 +266,8 @@ class Question(SingleModel):
         """Yield records of samples whose shared beginnings are read once, when those of one text come in a row."""
         reader = PrefixReader(llm, compress)
         for sample in samples:
+            if reader.compresses_texts and not sample.shared:
+                raise ValueError(f"sample {sample.id} of {self.name!r} has no end that asks about a text: {APART}")
             tokens = vocabulary.tokens(sample)
             shortened = vocabulary.tokens(replace(sample, prompt=sample.prompt[: sample.shared], prefix=""))
             hold = partial(reader.hold_prompt, beginning_of(tokens, shortened), tokens)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from pylongctx.eval.files import check_fields, read_json
+from pylongctx.eval.files import after_context, check_fields, read_json
 from pylongctx.eval.ruler.sizes import Drawn
 
 N_PUBLISHED = {"qa_1": 5928, "qa_2": 7405}  # questions in RULER's own files: of SQuAD 2.0 dev, of HotpotQA dev
@@ -96,7 +96,9 @@ class DocumentQuestions:
         chosen = [self._documents[i] for i in self._choose(asked, n)] if n < len(self._documents) else self._repeated(n)
         Random(self._seed).shuffle(chosen)
         context = "\n\n".join(f"Document {i}:\n{text}" for i, text in enumerate(chosen, 1))
-        return Drawn(self._template.format(context=context, query=asked.query), self._prefix, asked.answers)
+        question = after_context(self._template).format(query=asked.query)
+        prompt = self._template.format(context=context, query=asked.query)
+        return Drawn(prompt, self._prefix, asked.answers, question)
 
     def _choose(self, asked: Asked, n: int) -> list[int]:
         n_more = n - len(asked.documents)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pylongctx.eval.files import after_context
 from pylongctx.eval.haystack import sentences
 from pylongctx.eval.passkey import GARBAGE
 from pylongctx.eval.ruler.sizes import Drawn
@@ -98,7 +99,9 @@ class Niah:
         asked = [keys[i] for i in self._random.sample(range(kind.n_keys), kind.num_needle_q)]
         answers = [value for key in asked for value in values[key]]
         query = ", ".join(asked[:-1]) + ", and " + asked[-1] if len(asked) > 1 else asked[0]
-        return Drawn(self._fill(self._template, context, query), self._fill(self._prefix, context, query), answers)
+        filled = [self._fill(t, context, query) for t in (self._template, self._prefix, after_context(self._template))]
+        prompt, prefix, question = filled
+        return Drawn(prompt, prefix, answers, question)
 
     def _in_essay(self, needles: list[str], n: int) -> str:
         words = self._essay * -(-n // len(self._essay))

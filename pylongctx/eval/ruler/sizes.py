@@ -11,11 +11,12 @@ MAX_TRIES = 200
 
 @dataclass(frozen=True)
 class Drawn:
-    """A prompt, what its answer begins with, and the answers."""
+    """A prompt, what its answer begins with, the answers, and the end of the prompt that asks about the text."""
 
     prompt: str
     prefix: str
     answers: list[str]
+    question: str
 
     @property
     def text(self) -> str:

@@ -69,8 +69,9 @@ class Ruler(Question):
 
     def _sample(self, index: int, drawn: Drawn, length: int, seed: int, n: int, label: str) -> Sample:
         prompt = drawn.text.removesuffix(drawn.prefix)
-        facts = {"label": label, "index": index}
-        return Sample(f"{length}-{seed}-{index}", prompt, drawn.prefix, tuple(drawn.answers), n, facts=facts)
+        facts, shared = {"label": label, "index": index}, len(prompt) - len(drawn.question)
+        name, answers = f"{length}-{seed}-{index}", tuple(drawn.answers)
+        return Sample(name, prompt, drawn.prefix, answers, n, facts=facts, shared=shared)
 
     def _draw(self, prompts: dict[str, Any], sizes: _Sizes, seed: int) -> tuple[Iterable[Drawn], Callable[[], bool]]:
         """Return the prompts, and what tells afterwards whether they are RULER's own."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pylongctx.eval.files import after_context
 from pylongctx.eval.passkey import GARBAGE
 from pylongctx.eval.ruler.sizes import Drawn
 
@@ -69,7 +70,9 @@ class Tracking:
             lines.insert(place + i, chain[i])
         context = "\n".join(lines).replace(". \n", ".\n")
         fields = {"context": context, "query": value, "num_v": N_HOPS + 1}
-        return WithExample(self._template.format(**fields), self._prefix.format(**fields), names)
+        filled = [t.format(**fields) for t in (self._template, self._prefix, after_context(self._template))]
+        prompt, prefix, question = filled
+        return WithExample(prompt, prefix, names, question)
 
     def shown(self, n: int) -> WithExample:
         """Return a prompt after the example, whose names and value are drawn anew."""

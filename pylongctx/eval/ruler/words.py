@@ -13,7 +13,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from pylongctx.eval.files import read_json
+from pylongctx.eval.files import after_context, read_json
 from pylongctx.eval.ruler.sizes import Drawn
 
 N_COMMON = 10
@@ -115,7 +115,8 @@ class Common:
         shown, right = self._example(*((40, 10, 3) if self._is_long else (20, 3, 1)))
         context, answers = self._example(n, *((30, 3) if self._is_long else (6, 1)))
         example = self._template.format(context=shown) + self._prefix + " " + numbered(right)
-        return Drawn(f"{example}\n{self._template.format(context=context)}", self._prefix, answers)
+        prompt = f"{example}\n{self._template.format(context=context)}"
+        return Drawn(prompt, self._prefix, answers, after_context(self._template))
 
 
 def numbered(words: Sequence[str]) -> str:
@@ -160,7 +161,8 @@ class Frequent:
         counts = (n * (ranks**-2.0) / ZETA_2).astype(int)
         text = [word for word, count in zip(words, counts, strict=True) for _ in range(count)]
         Random(self._seed).shuffle(text)
-        return Drawn(self._template.format(context=" ".join(text)), self._prefix, words[1:4])
+        prompt = self._template.format(context=" ".join(text))
+        return Drawn(prompt, self._prefix, words[1:4], after_context(self._template))
 
     def n_words(self, size: Callable[[Drawn], int]) -> int:
         """Return how many words a prompt holds."""
