@@ -308,6 +308,8 @@ def test_an_estimate_counts_what_is_left(tmp_path, capsys):
     (tmp_path / "plan.toml").write_text(
         'methods = ["full", "window"]\nlengths = [128]\n[[tasks]]\nkind = "passkey"\ntests = 3\n'
         '[[tasks]]\nkind = "longeval"\ndata = "lines.jsonl"\nlengths = [300]\nmethods = ["full"]\n'
+        '[[tasks]]\nkind = "passkey"\nstyle = "llama.cpp"\ntests = 1\n'
+        'lengths = [200]\nmethods = ["kvzip"]\nreuse = true\ncompress = 0.5\n'
     )
     (tmp_path / "data").mkdir()
     prompt = "Remember.\\nline a-b: REGISTER_CONTENT is <5>\\nWhat is in line a-b?"
@@ -315,11 +317,11 @@ def test_an_estimate_counts_what_is_left(tmp_path, capsys):
     (tmp_path / "data" / "lines.jsonl").write_text(case)
     command = ["matrix", str(tmp_path / "plan.toml"), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "out")]
     assert main([*command, "--estimate"]) == 0
-    assert "7 of 7 samples are left, with at most 1068 tokens to prefill: about 0.0 hours" in capsys.readouterr().out
+    assert "8 of 8 samples are left, with at most 1568 tokens to prefill: about 0.0 hours" in capsys.readouterr().out
     assert main(command) == 0
     capsys.readouterr()
     assert main([*command, "--estimate"]) == 0
-    assert capsys.readouterr().out.strip().endswith("0 of 7 samples are left")
+    assert capsys.readouterr().out.strip().endswith("0 of 8 samples are left")
 
 
 def test_llama_cpps_own_cache_is_a_row():

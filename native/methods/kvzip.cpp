@@ -11,6 +11,7 @@ lctx_rule lctx_kvzip_create(const lctx_method_spec & spec, const lctx_method_env
     r.evict_every = NEVER;
     r.budget = NEVER;
     constexpr const char * SPECS[] = {"kvzip", "kvzip,replay=text", "kvzip,replay=piece"};
-    const int32_t replay = spec.get("replay");  // -1: automatic
-    return {r, SPECS[1 + replay], "nothing is evicted before compress() is called", 1, replay == 1, replay < 0};
+    constexpr lctx_replay REPLAYS[] = {lctx_replay::automatic, lctx_replay::text, lctx_replay::piece};
+    const int32_t replay = spec.get("replay");
+    return {r, SPECS[1 + replay], "nothing is evicted before compress() is called", 1, REPLAYS[1 + replay]};
 }

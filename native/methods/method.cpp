@@ -201,9 +201,9 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
             throw lctx_refusal(spec.name + ": rows of spans stay until they are compressed, so spans and " + spec.rule->name +
                                " do not go together");
         }
-        if (method->rule->pieces_if_possible) {
-            method->rule->by_pieces = method->can_read_pieces();
-        } else if (method->rule->by_pieces && !method->can_read_pieces()) {
+        if (method->rule->replay == lctx_replay::automatic) {
+            method->rule->replay = method->can_read_pieces() ? lctx_replay::piece : lctx_replay::text;
+        } else if (method->reads_pieces() && !method->can_read_pieces()) {
             throw lctx_refusal("replay=piece needs a method that reads every token at its own position, which " + method->spec() +
                                " does not; leave it out");
         }

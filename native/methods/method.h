@@ -25,14 +25,16 @@ struct lctx_row_span {
     int32_t shift;
 };
 
+// What queries of a replay read of the text: all, or their own piece of it; automatic: the piece where the method can.
+enum class lctx_replay { text, piece, automatic };
+
 // A rule by which heads evict, beside a method that says what is read.
 struct lctx_rule {
     lctx_retain retain;
     std::string spec;
     std::string reason;
-    int32_t pool = 1;                 // where the rule waits: neighbors over which the scores of rows are summed before the eviction
-    bool by_pieces = false;           // queries of a replay read their own piece of the text only
-    bool pieces_if_possible = false;  // by_pieces if the method can, else not
+    int32_t pool = 1;  // where the rule waits: neighbors over which the scores of rows are summed before the eviction
+    lctx_replay replay = lctx_replay::text;
 };
 
 class lctx_method {
@@ -66,7 +68,7 @@ class lctx_method {
     virtual int32_t n_span() const { return 1; }
 
     // Whether queries of a replay read their own piece of the text: three segments, of which other queries have the first one.
-    bool reads_pieces() const { return rule && rule->by_pieces; }
+    bool reads_pieces() const { return rule && rule->replay == lctx_replay::piece; }
     virtual bool can_read_pieces() const { return false; }
 
     // How heads choose chunks in the graph, or nullptr: then segments() are its runs and far ranges.

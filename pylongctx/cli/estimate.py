@@ -37,8 +37,14 @@ def estimates(cells: Cells, results: Results) -> Iterator[str]:
 
 
 def _tokens(unit: Unit) -> int:
-    """Return an upper bound of the tokens of a unit; a shared text counts once."""
-    return unit.cell.length * (1 if unit.cell.reads_once else len(unit.todo))
+    """Return an upper bound of the tokens of a unit; a shared text counts once, and its replay as prefills."""
+    from pylongctx.engine.compress import compression_prefills
+    from pylongctx.methods import named
+
+    cell, n_texts = unit.cell, 1 if unit.cell.reads_once else len(unit.todo)
+    method = named(cell.method)
+    n_replays = compression_prefills(method) if method is not None and cell.compress < 1 else 0.0
+    return round(cell.length * n_texts * (1 + n_replays))
 
 
 def _speed(model: str) -> float:

@@ -76,8 +76,10 @@ class ReplayPiece:
 
 
 def compression_prefills(method: Method) -> float:
-    """Return about how long a compression with a replay takes, in prefills of the text."""
-    rule = next(part for part in method.parts if isinstance(part, Kvzip))
+    """Return about how long a compression takes, in prefills of the text; 0 without a replay."""
+    rule = next((part for part in method.parts if isinstance(part, Kvzip)), None)
+    if rule is None:
+        return 0.0
     by_pieces = rule.replay == "piece" or (rule.replay is None and method.parts == (rule,))
     return PIECE_PREFILLS if by_pieces else WHOLE_PREFILLS
 
