@@ -15,7 +15,9 @@ from typing import Any
 
 from pylongctx import _arguments as arguments
 from pylongctx._planned import plan_of
+from pylongctx.engine.compress import compression_prefills
 from pylongctx.llama import Llama
+from pylongctx.methods import Kvzip
 
 SHORT_TEXT, LONG_TEXT = 512, 2048  # tokens of the texts that are measured
 STEPS = 8  # tokens that are generated
@@ -23,7 +25,8 @@ WINDOW = 256  # of longheads in a measurement
 CONTEXT_MULTIPLE = 256  # tokens by which a context grows
 MIN_WINDOWS, SELECT_FROM = (2048, 4096), 3  # longheads' own choices, the latter in windows
 ANSWER = 1024  # tokens of a context beside the text
-TYPES = ("f16", "q8_0")
+TYPES = ("f16", "q8_0", "q4_0")
+KEPT = 0.35  # of the entries, after a compression: a tenth of the bytes of f16 with K and V in q4_0
 ONE = (1, 1)  # threads, for what does not depend on them
 
 
@@ -65,11 +68,11 @@ class Estimate:
     method : str
         Its name.
     read : float
-        Seconds until the text is evaluated.
+        Seconds until the text is evaluated, and compressed.
     token : float
         Seconds of a token of the answer.
     kv_bytes : dict of str to int
-        KV memory by type.
+        KV memory by type, that of ``kvzip`` after ``compress``.
     fits : dict of str to bool
         Whether it fits beside the weights, by type.
     """
@@ -134,7 +137,17 @@ def advise(path: str, length: int | None = None, **options: Any) -> Advice:
         (every, _sum(lambda at: reading.of_full(at), n), writing.of_full(n)),
         ("longheads", _sum(lambda at: reading.of_longheads(at, window), n), writing.of_longheads(n, window)),
     )
-    return Advice(n_train, n, tuple(Estimate(*row, *_sizes(path, row[0], _context(n), options)) for row in rows))
+    estimates = [Estimate(*row, *_sizes(path, row[0], _context(n), options)) for row in rows]
+    if every == "full":
+        estimates.append(_compressed(path, estimates[0], writing, n, options))
+    return Advice(n_train, n, tuple(estimates))
+
+
+def _compressed(path: str, full: Estimate, writing: Speed, n: int, options: dict[str, Any]) -> Estimate:
+    """Return what a text takes that is compressed after its prefill, which has to fit whole."""
+    kept = round(KEPT * n)
+    held, _ = _sizes(path, "kvzip", _context(kept), options)
+    return Estimate("kvzip", full.read * (1 + compression_prefills(Kvzip())), writing.of_full(kept), held, full.fits)
 
 
 def window_of(n_ctx: int, n_train: int) -> int:

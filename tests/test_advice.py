@@ -26,7 +26,7 @@ def test_the_formula_of_a_speed():
 def test_inside_and_beyond_the_trained_context(embedded_model, known_speed):
     inside, beyond = (advise(str(embedded_model), n) for n in (17, 4000))
     assert inside.n_ctx_train == 512
-    assert [one.method for one in inside.estimates] == ["full", "longheads"]
+    assert [one.method for one in inside.estimates] == ["full", "longheads", "kvzip"]
     assert [one.method for one in beyond.estimates] == ["dca", "longheads"]
     dense, chosen = beyond.estimates
     assert dense.read == pytest.approx(4000 * 1e-3 + 4000**2 / 2 * 1e-6, rel=1e-3)
@@ -42,15 +42,27 @@ def test_bytes_are_those_that_a_context_takes(embedded_model, known_speed):
         llm.eval([5] * 1500)
         assert llm.kv_usage().bytes <= full.kv_bytes["f16"] < 1.2 * llm.kv_usage().bytes
     assert full.kv_bytes["q8_0"] < 0.6 * full.kv_bytes["f16"]
+    assert full.kv_bytes["q4_0"] < 0.3 * full.kv_bytes["f16"]
     assert found.kv_type == "f16"
 
 
+def test_a_compressed_text_is_read_and_replayed_and_takes_a_part(embedded_model, known_speed):
+    full, _, kvzip = advise(str(embedded_model), 500).estimates
+    assert kvzip.read == pytest.approx(2.5 * full.read)
+    assert kvzip.token == pytest.approx(2e-3 + 175e-7)
+    with new(embedded_model, method="kvzip", n_ctx=1536) as llm:  # the rest of the context is for answers
+        llm.eval([5] * 500)
+        llm.compress(0.35)
+        llm.eval([5] * 1000)
+        assert llm.kv_usage().bytes <= kvzip.kv_bytes["f16"] < 1.3 * llm.kv_usage().bytes
+    assert kvzip.fits == full.fits
+
+
 def test_a_smaller_type_where_f16_does_not_fit():
-    sizes = {"f16": 10, "q8_0": 5}
-    one = advice.Estimate("full", 1.0, 1.0, sizes, {"f16": False, "q8_0": True})
-    assert Advice(512, 100, (one,)).kv_type == "q8_0"
-    none = advice.Estimate("full", 1.0, 1.0, sizes, {"f16": False, "q8_0": False})
-    assert Advice(512, 100, (none,)).kv_type == ""
+    sizes = {"f16": 10, "q8_0": 5, "q4_0": 3}
+    for kv_type, fitting in (("q8_0", ("q8_0", "q4_0")), ("q4_0", ("q4_0",)), ("", ())):
+        one = advice.Estimate("full", 1.0, 1.0, sizes, {kv: kv in fitting for kv in sizes})
+        assert Advice(512, 100, (one,)).kv_type == kv_type
 
 
 def test_a_measured_speed_is_a_number_of_this_machine(embedded_model):
@@ -64,6 +76,9 @@ def test_doctor_says_what_a_text_takes(embedded_model, known_speed, capsys):
     said = capsys.readouterr().out
     assert "a text of 4000 tokens" in said and "trained context: 512 tokens" in said
     assert "Fastest: method='longheads'" in said
+    assert "kvzip" not in said  # for texts within the trained context
+    assert main(["doctor", str(embedded_model), "--length", "400"]) == 0
+    assert "kvzip, compress(0.35)" in capsys.readouterr().out
     assert main(["doctor", str(embedded_model), "--length", "4000", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["method"], found["kv_type"], found["length"]) == ("longheads", "f16", 4000)

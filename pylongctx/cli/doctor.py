@@ -63,13 +63,16 @@ def _advise(args: argparse.Namespace) -> int:
 
 
 def _table(model: str, found: "Advice") -> Table:
+    from pylongctx.advice import KEPT
+
     title = f"{model}, a text of {found.length} tokens on {available_cpus()} cores"
     table = Table(title=title, caption=f"trained context: {found.n_ctx_train} tokens; seconds are estimates")
     for head in ("method", "prefill", "generate 100 tokens", *(f"KV {kv}" for kv in found.best.kv_bytes)):
         table.add_column(head, justify="left" if head == "method" else "right")
     for one in found.estimates:
         sizes = (bytes_text(n) for n in one.kv_bytes.values())
-        table.add_row(one.method, f"{one.read:.0f} s", f"{100 * one.token:.1f} s", *sizes)
+        label = f"kvzip, compress({KEPT})" if one.method == "kvzip" else one.method
+        table.add_row(label, f"{one.read:.0f} s", f"{100 * one.token:.1f} s", *sizes)
     return table
 
 
