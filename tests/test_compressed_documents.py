@@ -5,7 +5,7 @@ import pytest
 from llamas import F32, TEXT, new
 from model_oracle import Model
 from oracle import Full
-from oracle_compress import CompressedModel
+from oracle_compress import CompressedModel, largest_weights
 from oracle_evict import Evicting
 from oracle_rules import Kvzip
 from test_compress import held
@@ -83,6 +83,30 @@ def test_a_prompt_reads_the_rows_that_stayed(tmp_path, start, before, n, skip):
     oracle = CompressedModel(model.meta, model.tensors, model.rope, whole, [])
     want = oracle.logits([*prompt, *text[skip:], *rest], Evicting(Full(), Kvzip(end, 0.4)))
     assert_same_logits(np.array(with_text.scores[end : end + len(rest)]), want[end:])
+
+
+@pytest.mark.parametrize("replay", ["", ",replay=text"])
+def test_a_prompt_with_a_text_of_its_own_span_is_compressed(tmp_path, start, monkeypatch, replay):
+    """Queries of a replay read their piece, wherever the spans of it begin and end."""
+    monkeypatch.setattr(compress, "PIECE", 64)
+    monkeypatch.setattr(compress, "LEAST", 16)
+    path = make_model(tmp_path / "model.gguf", Shape(n_layer=1, n_ctx_train=512))
+    parts = [random_tokens(seed, n) for seed, n in ((1, 63), (2, 130), (3, 7))]
+    llm = start(METHOD + replay, path)
+    llm.eval(parts[1])
+    rows = llm.session.context.slice(0, 130)
+    llm.reset()
+    llm.eval(parts[0])
+    place(llm, rows, parts[1])
+    llm.eval(parts[2])
+    pieces = list(compress.replays(llm.session, llm.session.tokens, SIZES["n_ctx"] - 200))
+    compress.compress(llm.session, 0.4)
+    kept = held(llm)
+    scores = largest_weights(Model.load(path), Full(), [*parts[0], *parts[1], *parts[2]], pieces, not replay)
+    least = np.sort(scores, axis=None)[-kept.sum()]
+    assert len(pieces) > 1 and kept.sum() == int(0.4 * 200 * kept[..., 0].size)
+    np.testing.assert_array_equal(kept[scores > least + 1e-4], True)
+    np.testing.assert_array_equal(kept[scores < least - 1e-4], False)
 
 
 def test_two_texts_in_one_prompt(start):

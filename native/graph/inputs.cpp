@@ -30,13 +30,27 @@ void set_spans(const std::vector<lctx_row_span> & spans, int32_t end, lctx_segme
     }
 }
 
-// Of the text, a query of a replay reads the piece that is repeated, and the first rows, where attention without a target goes.
-void cut_to_piece(const lctx_sequence & s, int32_t p, lctx_segment * segs) {
+// Of the text, a query of a replay reads the piece that is repeated, and the first rows, where attention without a target goes. Each of
+// the n segments has its part of these rows; those of different spans stay apart.
+void cut_to_piece(const lctx_sequence & s, int32_t p, lctx_segment * segs, int32_t n) {
     constexpr int32_t N_SINK = 8;
-    if (p >= s.replay_from && s.piece_end > 0) {
-        segs[0] = {0, std::min(N_SINK, s.piece_first), 0, 0};
-        segs[1] = {s.piece_first, s.piece_end, 0, 0};
-        segs[2] = {s.replay_from, p + 1, 0, 0};
+    if (p < s.replay_from || s.piece_end == 0) {
+        return;
+    }
+    const std::vector<lctx_segment> whole(segs, segs + n);
+    const std::pair<int32_t, int32_t> parts[] = {
+        {0, std::min(N_SINK, s.piece_first)},
+        {s.piece_first, s.piece_end},
+        {s.replay_from, p + 1},
+    };
+    std::fill_n(segs, n, lctx_segment{});
+    for (const lctx_segment & span : whole) {
+        for (const auto & [row0, row1] : parts) {
+            const lctx_segment part = {std::max(span.row0, row0), std::min(span.row1, row1), span.angle, span.seq};
+            if (part.row0 < part.row1) {
+                *segs++ = part;
+            }
+        }
     }
 }
 
@@ -188,8 +202,9 @@ void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
         method.segments(ubatch.pos[token], &seg[i]);
         if (method.n_span() > 1) {
             set_spans(cache.sequences()[ubatch.seq_id[token][0]].spans, ubatch.pos[token] + 1, &seg[i]);
-        } else if (method.reads_pieces()) {
-            cut_to_piece(cache.sequences()[ubatch.seq_id[token][0]], ubatch.pos[token], &seg[i]);
+        }
+        if (method.reads_pieces()) {
+            cut_to_piece(cache.sequences()[ubatch.seq_id[token][0]], ubatch.pos[token], &seg[i], n_seg);
         }
         for (int32_t s = 0; s < n_seg; s++) {
             seg[i + s].angle += token * method.n_angle();

@@ -30,7 +30,7 @@ class full_method final : public lctx_method {
 
     void positions(int32_t p, int32_t * pos) const override { std::fill_n(pos, most_spans, p); }
 
-    int32_t n_segment() const override { return reads_pieces() ? 3 : most_spans; }
+    int32_t n_segment() const override { return most_spans + (reads_pieces() ? 2 : 0); }
 
     void segments(int32_t p, lctx_segment * segs) const override {
         std::fill_n(segs, n_segment(), lctx_segment{});
@@ -39,7 +39,7 @@ class full_method final : public lctx_method {
 
     int32_t n_span() const override { return most_spans; }
 
-    bool can_read_pieces() const override { return most_spans == 1; }
+    bool can_read_pieces() const override { return true; }
 
     bool keeps_positions() const override { return most_spans == 1; }
 

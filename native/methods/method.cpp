@@ -204,8 +204,7 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
         if (method->rule->replay == lctx_replay::automatic) {
             method->rule->replay = method->can_read_pieces() ? lctx_replay::piece : lctx_replay::text;
         } else if (method->reads_pieces() && !method->can_read_pieces()) {
-            throw lctx_refusal("replay=piece needs a method that reads every token at its own position, which " + method->spec() +
-                               " does not; leave it out");
+            throw lctx_refusal("replay=piece needs full attention, which " + method->spec() + " is not; leave it out");
         }
     }
     return method;

@@ -67,7 +67,7 @@ class lctx_method {
     // Most spans of a sequence. With more than one, segment and angle i are those of span i, and a new row is stored from the last one's.
     virtual int32_t n_span() const { return 1; }
 
-    // Whether queries of a replay read their own piece of the text: three segments, of which other queries have the first one.
+    // Whether queries of a replay read their own piece of the text: two segments more than spans, of which other queries have none.
     bool reads_pieces() const { return rule && rule->replay == lctx_replay::piece; }
     virtual bool can_read_pieces() const { return false; }
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pylongctx._lib import error, lib
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import NO_ROWS, Session
-from pylongctx.methods import Kvzip, Method, SnapKV
+from pylongctx.methods import Full, Kvzip, Method, SnapKV
 from pylongctx.methods.checks import check_share
 
 PIECE, LEAST = 2000, 64  # tokens of the text in a replay: KVzip's number, and the minimum
@@ -80,7 +80,8 @@ def compression_prefills(method: Method) -> float:
     rule = next((part for part in method.parts if isinstance(part, Kvzip)), None)
     if rule is None:
         return 0.0
-    by_pieces = rule.replay == "piece" or (rule.replay is None and method.parts == (rule,))
+    full = all(isinstance(part, Full | Kvzip) for part in method.parts)
+    by_pieces = rule.replay == "piece" or (rule.replay is None and full)
     return PIECE_PREFILLS if by_pieces else WHOLE_PREFILLS
 
 

@@ -21,7 +21,7 @@ class Kvzip(Method):
     replay : {"text", "piece"} or None
         What queries of the replay read: the whole text, or the piece of 2000 tokens that they repeat and the first
         tokens, which takes a time that grows with the length of the text and not with its square. None: "piece" where
-        the rule is alone, "text" for ``full,spans=N+kvzip``, ``longheads+kvzip`` and other compositions.
+        the rule is alone or with ``full,spans=N``, "text" for ``longheads+kvzip`` and other compositions.
 
     Raises
     ------
