@@ -3,6 +3,7 @@
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -90,7 +91,7 @@ class Frame:
     Parameters
     ----------
     model : Model
-        Must outlive it.
+        Its weights are freed after the grammar.
     constraint : dict
         The grammar, see ``lctx_grammar_create``.
 
@@ -101,8 +102,9 @@ class Frame:
     """
 
     def __init__(self, model: Model, constraint: Mapping[str, Any]) -> None:
-        handle = lib.lctx_grammar_create(model.handle, json.dumps(constraint).encode())
-        self._handle = ffi.gc(handle, lib.lctx_grammar_free)
+        of_model = model.handle
+        handle = lib.lctx_grammar_create(of_model, json.dumps(constraint).encode())
+        self._handle = ffi.gc(handle, partial(_free, of_model))
         self._check(lib.LCTX_INVALID if text(lib.lctx_grammar_error(handle)) else lib.LCTX_OK)
 
     def allows(self, token: int, part: bytes | None = None) -> bool:
@@ -131,6 +133,11 @@ class Frame:
         if status < 0:
             raise error(lib.LCTX_INVALID, text(lib.lctx_grammar_error(self._handle)))
         return status
+
+
+def _free(model: Any, handle: Any) -> None:
+    """Free a grammar; must be called before its model is freed."""
+    lib.lctx_grammar_free(handle)
 
 
 def _given(part: bytes | None) -> tuple[Any, int]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx._closed import closed
 from pylongctx._lib import error, ffi, in_buffer, lib, out_buffer, text
 from pylongctx.engine.model import Model
 from pylongctx.guide import Guide
@@ -88,7 +89,7 @@ class Sampler:
     Parameters
     ----------
     model : Model
-        Must outlive the sampler.
+        When it is closed, so is the sampler.
     params : SamplingParams
         The chain's settings.
     constraint : str or None
@@ -112,18 +113,30 @@ class Sampler:
         settings = _numbers(params)
         # lctx_sampler_create copies what these hold
         held = _order(settings, params), _repetitions(settings, params, model, before), _bias(settings, params, model)
-        of_model = model.handle
+        of_model = model.lend(self)
         handle = lib.lctx_sampler_create(of_model, settings)
         del held
         if not handle:
             raise MemoryError("the sampler cannot be created")
-        self._handle = ffi.gc(handle, partial(_free, of_model))
+        owned = ffi.gc(handle, partial(_free, of_model))
+        self._handle: Any = owned
         self._masks_first = params.mirostat_mode != 0  # Mirostat adapts to every choice
         self._guide: Guide | None = None
         if constraint and '"schemas"' in constraint and "schemas" in (spec := json.loads(constraint)):
             self._guide = Guide(model, spec)
-        elif constraint and lib.lctx_sampler_constrain(self._handle, constraint.encode()) != lib.LCTX_OK:
-            raise error(lib.LCTX_INVALID, text(lib.lctx_sampler_error(self._handle)))
+        elif constraint and lib.lctx_sampler_constrain(owned, constraint.encode()) != lib.LCTX_OK:
+            raise error(lib.LCTX_INVALID, text(lib.lctx_sampler_error(owned)))
+
+    @property
+    def _sampler(self) -> Any:
+        """The ``lctx_sampler *``; RuntimeError when closed."""
+        if self._handle is None:
+            raise closed()
+        return self._handle
+
+    def close(self) -> None:
+        """Free the sampler once calls in other threads have returned."""
+        self._handle, self._guide = None, None
 
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from float32 [n_vocab] and remember it for the penalties.
@@ -150,20 +163,21 @@ class Sampler:
             if not mask[token]:
                 raise error(lib.LCTX_FAILED, "no token can be sampled: logit_bias forbids all that the grammar allows")
         guide.accept(token)
-        lib.lctx_sampler_accept(self._handle, token)
+        lib.lctx_sampler_accept(self._sampler, token)
         return token
 
     def _chosen(self, choose: Callable[..., int], logits: NDArray[np.float32]) -> int:
-        token = choose(self._handle, in_buffer("logits", logits, np.float32), len(logits))
+        handle = self._sampler
+        token = choose(handle, in_buffer("logits", logits, np.float32), len(logits))
         if token < 0:
             status = lib.LCTX_INVALID if token == TOO_SLOW else lib.LCTX_FAILED
-            raise error(status, text(lib.lctx_sampler_error(self._handle)))
+            raise error(status, text(lib.lctx_sampler_error(handle)))
         return token
 
     def logprobs(self, n_vocab: int) -> NDArray[np.float32]:
         """Return the log-probabilities, float32 [n_vocab], from which the last token was sampled; -inf: removed."""
         probs = np.empty(n_vocab, np.float32)
-        status = lib.lctx_sampler_probs(self._handle, out_buffer("probs", probs, np.float32), n_vocab)
+        status = lib.lctx_sampler_probs(self._sampler, out_buffer("probs", probs, np.float32), n_vocab)
         if status != lib.LCTX_OK:
             raise error(status, "no token was sampled yet")
         with np.errstate(divide="ignore"):

@@ -1,8 +1,11 @@
 """Threads that use an object which another one closes, or which the interpreter closes at its end."""
 
+import gc
+import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +43,30 @@ def test_a_daemon_thread_ends_in_silence_with_the_interpreter(use, seconds):
     command = [sys.executable, "-c", CODE.replace("{use}", USES[use]), seconds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+ENDS = USES | {
+    "left early": 'next(llm("It was", max_tokens=60, stream=True))',
+    "generate": "next(llm.generate([1, 5, 6]))",
+    "prefill": "llm.prefill([1, 5, 6] * 9)",
+    "schema": 'llm.create_chat_completion([{"role": "user", "content": "hi"}], max_tokens=3, response_format=SCHEMA)',
+    "many": 'llm.complete_many(["It was", "It"], max_tokens=3)',
+}
+
+
+@pytest.mark.parametrize("use", ENDS)
+def test_close_frees_the_weights(embedded_model, tmp_path, use):
+    """At once, though the object is still known, and not when Python collects garbage."""
+    model = str(shutil.copy(embedded_model, tmp_path / "model.gguf"))
+    llm = Llama(model, n_ctx=512, n_parallel=1 + (use == "many"), chat_format="chatml", verbose=False)
+    exec(ENDS[use], {"llm": llm, "Llama": Llama, "SCHEMA": {"type": "json_object", "schema": {"type": "object"}}})
+    assert model in Path("/proc/self/maps").read_text()
+    gc.disable()
+    try:
+        llm.close()
+        assert model not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("use", ["complete", "stream", "tokenize", "grammar"])

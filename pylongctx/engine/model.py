@@ -1,9 +1,11 @@
 """A loaded GGUF model: facts, metadata, vocabulary."""
 
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,13 @@ from pylongctx._overrides import as_json, as_texts
 from pylongctx.errors import ModelRefused
 
 FAILED = -(2**31)
+
+
+class Borrower(Protocol):
+    """What keeps the handle of a model until it is closed."""
+
+    def close(self) -> None:
+        """Release the handle."""
 
 
 class Model:
@@ -38,6 +47,8 @@ class Model:
     def __init__(self, path: str, settings: dict[str, Any]) -> None:
         self._handle: Any = None
         self._pid = os.getpid()
+        self._borrowers: weakref.WeakSet[Borrower] = weakref.WeakSet()
+        self._lock = threading.RLock()  # of the borrowers; a finalizer may run within its block
         if not os.path.exists(path):
             raise ValueError(f"Model path does not exist: {path}")
         if why := why_not_gguf(path):
@@ -68,9 +79,21 @@ class Model:
         check_process(self._pid)
         return self._handle
 
+    def lend(self, borrower: Borrower) -> Any:
+        """Return the handle to an object that keeps it; ``close`` closes that object, so that the model is freed."""
+        with self._lock:
+            self._borrowers.add(borrower)
+            return self.handle
+
     def close(self) -> None:
         """Free the model once calls in other threads have returned."""
         self._handle = None
+        if os.getpid() != self._pid:
+            return  # a forked child: the lock may be held by a thread that does not exist here
+        with self._lock:
+            borrowers = list(self._borrowers)
+        for borrower in borrowers:
+            borrower.close()
         self._pieces, self._ends = {}, {}
 
     def _read_info(self) -> Any:
