@@ -11,31 +11,38 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
 from pylongctx.eval.intervals import mean_interval
 from pylongctx.eval.recall import Recall
 from pylongctx.eval.runner import Cell, run
 
 RATIOS = (0.5, 0.25, 0.1, 0.05)
-ON_REQUEST = ("kvzip", "kvzip,replay=text", "snapkv")
+WHOLE = ("full", "full in q4_0")
+ON_REQUEST = ("kvzip", "kvzip in q4_0", "kvzip,replay=text", "snapkv", "snapkv in q4_0")
 BUDGETS = ("h2o", "scissorhands", "tova")
 
 
 def cells(args: argparse.Namespace) -> Iterator[tuple[str, float, Cell]]:
     """Yield the cells of the table with their rules and fractions."""
     texts = tuple(args.text)
-    for rule in ("full", *ON_REQUEST, *BUDGETS):
-        for ratio in (1.0,) if rule == "full" else RATIOS:
-            method = f"{rule},budget={int(ratio * args.length)}" if rule in BUDGETS else rule
+    for rule in args.rule or (*WHOLE, *ON_REQUEST, *BUDGETS):
+        method, _, kv = rule.partition(" in ")
+        types = {"type_k": kv or "f16", "type_v": kv or "f16"}
+        for ratio in (1.0,) if rule in WHOLE else RATIOS:
+            budget = f",budget={int(ratio * args.length)}" if rule in BUDGETS else ""
             compress = ratio if rule in ON_REQUEST else 1.0
             task = Recall(tests=len(texts), questions=args.questions, haystack=texts, compress=compress)
-            yield rule, ratio, Cell(args.model, method, task, args.length, args.seed)
+            yield rule, ratio, Cell(args.model, method + budget, task, args.length, args.seed, **types)
 
 
 def measured(cell: Cell) -> tuple[list[float], float]:
-    """Return whether each fact was found, and the share of the bytes of a full cache."""
+    """Return whether each fact was found, and the share of the bytes of a full cache in f16."""
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType[cell.type_k.upper()]]
+    of_f16 = size / (2 * block)
     records = list(run(cell))
     found = [float(turn["right"]) for record in records for turn in record["turns"]]
-    return found, sum(record["kv_bytes"] / record["kv_full_bytes"] for record in records) / len(records)
+    return found, of_f16 * sum(record["kv_bytes"] / record["kv_full_bytes"] for record in records) / len(records)
 
 
 def draw(path: Path, points: dict[str, list[tuple[float, float]]], title: str) -> None:
@@ -58,6 +65,7 @@ def main() -> None:
     parser.add_argument("--text", action="append", required=True, help="a text file; may be repeated")
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--questions", type=int, default=10)
+    parser.add_argument("--rule", action="append", help="only this row; may be repeated")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--picture", type=Path)
     args = parser.parse_args()
