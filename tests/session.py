@@ -19,6 +19,8 @@ def assert_same(got: np.ndarray, want: np.ndarray, tolerance: float = LOGIT_TOLE
 class Session:
     """One model and one context; ``where`` are fields of ``lctx_model_params``, the others of ``lctx_context_params``.
 
+    All layers are on the CPU, also where there is a GPU, unless ``where`` has ``n_gpu_layers``.
+
     Raises
     ------
     ValueError
@@ -30,7 +32,7 @@ class Session:
         model_params = ffi.new("lctx_model_params *")
         lib.lctx_model_params_default(model_params)
         servers = ffi.new("char[]", (where or {}).get("rpc_servers", "").encode())
-        for name, value in ((where or {}) | {"rpc_servers": servers}).items():
+        for name, value in ({"n_gpu_layers": 0} | (where or {}) | {"rpc_servers": servers}).items():
             setattr(model_params, name, value)
         self.model = lib.lctx_model_load(str(path).encode(), model_params, ffi.NULL)
         self._raise_error(lib.lctx_model_error(self.model))

@@ -173,7 +173,7 @@ def why_of(session: Session) -> str:
 
 def logits(path: Path, method: str | None, tokens: list[int], n_gpu_layers: int = -1, **settings) -> np.ndarray:
     """Return logits of a prompt, then of single tokens."""
-    settings = {"type_k": "f32", "type_v": "f32", "op_offload": n_gpu_layers != 0} | settings
+    settings = {"type_k": "f32", "type_v": "f32"} | settings
     llm = open_llama(path, method, n_ctx=256, n_gpu_layers=n_gpu_layers, logits_all=True, **settings)
     with llm:
         llm.eval(tokens[:N_PROMPT])
@@ -222,12 +222,11 @@ def test_those_run_with_attention_on_the_cpu(device, folder, tokens):
 
 @pytest.mark.parametrize("words", ["-cmoe", "-ncmoe 2"])
 def test_experts_are_on_the_cpu_and_attention_on_the_device(device, folder, tokens, words):
-    """Without op_offload: a software device takes minutes to compile products of experts, which are llama.cpp's own."""
     parser = argparse.ArgumentParser()
     add_tensor_options(Options(parser, environment=False))
     where = override_arguments(parser.parse_args(words.split()))
     path = make(folder, "qwen3moe")
-    got = logits(path, LONGHEADS, tokens, op_offload=False, **where)
+    got = logits(path, LONGHEADS, tokens, **where)
     assert error_of(got, logits(path, LONGHEADS, tokens, 0)) < OTHER_DEVICE
 
 
@@ -260,7 +259,7 @@ def test_a_copied_sequence_and_its_source_continue_as_on_the_cpu(device, folder,
     """Both write to what was one page, and complete what was one chunk."""
 
     def run(n_gpu_layers: int) -> np.ndarray:
-        sizes = {"n_ctx": 512, "n_seq_max": 2, "n_batch": 128, "n_ubatch": 64, "op_offload": int(n_gpu_layers != 0)}
+        sizes = {"n_ctx": 512, "n_seq_max": 2, "n_batch": 128, "n_ubatch": 64}
         with Session(ffi, lib, make(folder, "llama"), method, {"n_gpu_layers": n_gpu_layers}, **sizes) as session:
             session.decode(tokens[:90])
             assert session.copy(0, 1)
