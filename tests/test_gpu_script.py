@@ -282,6 +282,11 @@ def test_a_model_is_timed_end_to_end(model_path, method):
     assert len(gpu.end_cells(end)) == len(gpu.ENDS)
 
 
+@pytest.mark.parametrize("method", gpu.QUICK_METHODS.values())
+def test_the_embedded_model_runs_what_quick_times(embedded_model, method):
+    assert gpu_speed.end_to_end(str(embedded_model), method, "f16", 64, 0, n=1).decode > 0
+
+
 def test_aims_are_held_against_what_was_measured():
     speed = gpu_speed.Speed("decode", "full", "f16", 32768, 10.0, 11.0, 12.0, 1e12, 0.6, 1e12, 0, 0, {})
     end = gpu_speed.EndToEnd(gpu_speed.METHODS["longheads"], "f16", 8192, 1000.0, 50.0, 0, None)

@@ -45,6 +45,7 @@ TIMED_MODEL = "llama-3-8b:8"
 EVERY_LAYER = 99
 TOOLS = ("memcheck", "racecheck", "initcheck")
 QUICK_SECTIONS, QUICK_EVERY, QUICK_DEPTH, QUICK_TOKENS = ("ops", "models", "end-to-end"), 20, 1024, 16
+QUICK_METHODS = speed.METHODS | {"longheads": "longheads,window=256"}  # half of what the embedded model is trained for
 SANITIZED_EVERY = 40  # one case in so many: each run is a hundred times slower
 TEXT = (
     "The old lighthouse keeper wrote down the weather every evening, the ships that passed, and what the gulls did. "
@@ -70,13 +71,14 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
         help="ops, models: processes, so that one that aborts fails alone (default: none)",
     )
     add("--seed", type=int, default=secrets.randbelow(2**20), help="ops: of the inputs (default: random)")
-    add("--quick", action="store_true", help="few cases, the embedded model, 1024 tokens")
+    add("--quick", action="store_true", help="few cases, the embedded model, 1024 tokens, K and V in f16")
     add("--sanitize", action="store_true", help="ops, a few, under compute-sanitizer")
     add("--json", type=Path, help="write all numbers to this file")
     args = parser.parse_args(words)
     if args.quick:
         args.every = max(args.every, QUICK_EVERY)
         args.section, args.depth = args.section or QUICK_SECTIONS, args.depth or [QUICK_DEPTH]
+        args.kv = args.kv or ["f16"]
     if any(depth < 2 * speed.PERIOD or depth % speed.PERIOD for depth in args.depth or []):
         parser.error(f"--depth must be a multiple of {speed.PERIOD}, {2 * speed.PERIOD} at least")
     return args
@@ -155,10 +157,10 @@ def run_layers(args: argparse.Namespace, copy: float) -> Iterator[Speed]:
 
 def run_ends(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[EndToEnd]:
     model = str(embedded_model() if args.quick else cached_model(TIMED_MODEL))
-    n = QUICK_TOKENS if args.quick else speed.N_DECODED
+    methods, n = (QUICK_METHODS, QUICK_TOKENS) if args.quick else (speed.METHODS, speed.N_DECODED)
     for kv in args.kv or KV:
         for depth in args.depth or DEPTHS:
-            for method in (None, *(speed.METHODS[name] for name in timed(args))):
+            for method in (None, *(methods[name] for name in timed(args))):
                 print(f"end-to-end: {method} {kv} {depth}", file=sys.stderr)
                 yield speed.end_to_end(model, method, kv, depth, n_gpu_layers, n)
 

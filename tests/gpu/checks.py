@@ -286,6 +286,6 @@ def differences(model: str, method: str | None, n_gpu_layers: int, text: Text) -
 def greedy(model: str, prompt: list[int], n: int) -> Text:
     """Return a prompt and what the model says after it on the CPU."""
     with quiet():
-        llm = Llama(model, n_ctx=len(prompt) + n, verbose=False)
+        llm = Llama(model, n_ctx=len(prompt) + n, op_offload=False, verbose=False)
     with llm:
         return Text(prompt, list(islice(llm.generate(prompt, temp=0.0), n)))
