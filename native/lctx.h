@@ -271,8 +271,8 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 // lctx_context_error says why.
 int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on);
 
-// Where queries of a replay read their own piece of the text (kvzip alone, without replay=text): they read rows [first, end) and the
-// first 8 only, until the next call or the end of the replay. 1 done; 0: they read all rows; LCTX_INVALID: lctx_context_error says why.
+// Where queries of a replay read their own piece of the text (kvzip with full attention): they read rows [first, end) and the first 8
+// only, until the next call or the end of the replay. 1 done; 0: they read all rows; LCTX_INVALID: lctx_context_error says why.
 int32_t lctx_seq_replay_piece(lctx_context * ctx, int32_t seq, int32_t first, int32_t end);
 
 // Keep of all layers and KV heads together the rows with the largest votes: this fraction (above 0, at most 1) of what a full cache holds

@@ -25,7 +25,6 @@ Record = dict[str, Any]  # what a JSON line holds
 Evaluate = Callable[["Sequence[Sample]"], "Iterator[Record]"]  # of samples, in their order
 OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
 Run = Callable[[Llama, "Vocabulary", "Sequence[Sample]"], "Iterator[Record]"]
-APART = "what comes before it would be compressed; leave compress out, or use another task or style"
 CHAT_MARGIN = 4  # tokens by which a prompt may grow where a template touches it
 
 
@@ -267,7 +266,10 @@ class Question(SingleModel):
         reader = PrefixReader(llm, compress)
         for sample in samples:
             if reader.compresses_texts and not sample.shared:
-                raise ValueError(f"sample {sample.id} of {self.name!r} has no end that asks about a text: {APART}")
+                raise ValueError(
+                    f"sample {sample.id} of {self.name!r} has no end that asks about a text, "
+                    "and what comes before it would be compressed; leave compress out, or use another task or style"
+                )
             tokens = vocabulary.tokens(sample)
             shortened = vocabulary.tokens(replace(sample, prompt=sample.prompt[: sample.shared], prefix=""))
             hold = partial(reader.hold_prompt, beginning_of(tokens, shortened), tokens)
