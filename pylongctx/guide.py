@@ -3,7 +3,6 @@
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import error, ffi, lib, out_buffer, text
-from pylongctx.engine.model import Model
+from pylongctx.engine.model import Model, freed_before
 from pylongctx.schema import llguidance
 
 MAX_GRAMMARS = 16  # compiled grammars to cache
@@ -104,7 +103,7 @@ class Frame:
     def __init__(self, model: Model, constraint: Mapping[str, Any]) -> None:
         of_model = model.handle
         handle = lib.lctx_grammar_create(of_model, json.dumps(constraint).encode())
-        self._handle = ffi.gc(handle, partial(_free, of_model))
+        self._handle = freed_before(of_model, handle, lib.lctx_grammar_free)
         self._check(lib.LCTX_INVALID if text(lib.lctx_grammar_error(handle)) else lib.LCTX_OK)
 
     def allows(self, token: int, part: bytes | None = None) -> bool:
@@ -133,11 +132,6 @@ class Frame:
         if status < 0:
             raise error(lib.LCTX_INVALID, text(lib.lctx_grammar_error(self._handle)))
         return status
-
-
-def _free(model: Any, handle: Any) -> None:
-    """Free a grammar; must be called before its model is freed."""
-    lib.lctx_grammar_free(handle)
 
 
 def _given(part: bytes | None) -> tuple[Any, int]:

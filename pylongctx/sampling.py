@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from pylongctx._closed import closed
 from pylongctx._lib import error, ffi, in_buffer, lib, out_buffer, text
-from pylongctx.engine.model import Model
+from pylongctx.engine.model import Model, freed_before
 from pylongctx.guide import Guide
 from pylongctx.sampling_params import SamplingParams
 
@@ -118,7 +117,7 @@ class Sampler:
         del held
         if not handle:
             raise MemoryError("the sampler cannot be created")
-        owned = ffi.gc(handle, partial(_free, of_model))
+        owned = freed_before(of_model, handle, lib.lctx_sampler_free)
         self._handle: Any = owned
         self._masks_first = params.mirostat_mode != 0  # Mirostat adapts to every choice
         self._guide: Guide | None = None
@@ -227,11 +226,6 @@ def _bias(settings: Any, params: SamplingParams, model: Model) -> tuple[Any, ...
         settings.logit_bias_tokens = in_buffer("logit_bias", tokens, np.int32)
         settings.logit_bias_values = in_buffer("logit_bias", values, np.float32)
     return tokens, values
-
-
-def _free(model: Any, handle: Any) -> None:
-    """Free a sampler; must be called before its model is freed."""
-    lib.lctx_sampler_free(handle)
 
 
 def process(

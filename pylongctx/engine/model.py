@@ -27,6 +27,15 @@ class Borrower(Protocol):
         """Release the handle."""
 
 
+def freed_before(of_model: Any, handle: Any, free: Callable[[Any], None]) -> Any:
+    """Return a handle that keeps its model's handle, and is freed before it."""
+    return ffi.gc(handle, partial(_free_first, free, of_model))
+
+
+def _free_first(free: Callable[[Any], None], of_model: Any, handle: Any) -> None:
+    free(handle)
+
+
 class Model:
     """Owner of one ``lctx_model``.
 
