@@ -1,9 +1,9 @@
-"""A chat on a model whose memory cannot go back: tokens that each turn evaluates, unpatched llama-cpp-python beside.
+"""A chat on a model whose memory cannot go back: tokens evaluated per turn, compared with unpatched llama-cpp-python.
 
     python bench/chat.py --model random:qwen3-next-80b:4:q8_0 --turns 30
 
-Messages and answers are random tokens, the markers around them one token each, as in templates of today. With history
-``whole`` a turn's prompt has the answers as they were said, with ``no-thoughts`` without what was thought before them.
+Messages and answers are random tokens; each marker around them is one token, as in current templates. With history
+``whole`` the prompt of a turn has the full answers, with ``no-thoughts`` the answers without their thoughts.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python bench/deterministic.py --model smollm2.gguf --depths 0,8192
 
-A prompt of 512 tokens, single tokens, and 5 tokens as a draft has them, each behind the tokens of a depth. Times are
-medians, the ratio is the median of those of every turn.
+The steps are 512 tokens of a prompt, single tokens, and 5 tokens as in a draft, each after a prefix of every
+length in ``--depths``. Times are medians; the ratio is the median of the ratios of all turns.
 """
 
 import argparse

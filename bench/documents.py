@@ -4,9 +4,9 @@
     python bench/documents.py --model random:llama-3-8b:2:q4_k_m --time-only
 
 Documents are passages of a text, each with a fact: "One of the special magic numbers for NAME is: NUMBER" (RULER,
-arXiv 2404.06654, niah_multikey). Behind a system prompt and all documents every fact is asked for, once with a prompt
-that is read as a whole, once with documents that were read by themselves, and with --ratio once more with documents
-that were compressed when they were read. Beside it the KL divergence of the next token's distribution over a
+arXiv 2404.06654, niah_multikey). After a system prompt and all documents, every fact is asked for: with a prompt that
+is read as a whole, with documents that were read by themselves, and with --ratio also with documents that were
+compressed when they were read. Another table has the KL divergence of the next token's distribution over a
 continuation, from that of the prompt that is read as a whole, for several numbers of first tokens that are evaluated in
 place; "nothing" is the continuation without documents, in the same unit.
 """

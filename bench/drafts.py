@@ -1,4 +1,4 @@
-"""Speed of answers with drafts, as a multiple of the same server without drafts; and of llama-server beside it.
+"""Speed of answers with drafts, as a multiple of the same server without drafts; and that of llama-server.
 
     python bench/drafts.py model.gguf --kinds ngram-simple,ngram-map-k4v
     python bench/drafts.py model.gguf --kinds ngram-simple,draft-simple --draft small.gguf --vs path/to/llama-server

@@ -1,4 +1,4 @@
-"""Memory that comes back: RSS of a process before and after an eviction, beside what kv_usage reports.
+"""Memory that an eviction frees: RSS of a process before and after it, compared with what kv_usage reports.
 
     python bench/memory.py --tokens 16384 --method h2o,budget=4096
 

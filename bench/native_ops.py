@@ -56,7 +56,7 @@ class Run:
     device : str or None
         A ggml device; None is the CPU with caches made cold before every repeat.
     n_layer : int
-        Equal layers that are timed together: so many that their rows fit no cache.
+        Equal layers that are timed together: enough that their rows do not fit into a cache.
     hadamard : int
         -1: rows are transformed as a context stores them; 0: they are not.
     """
@@ -75,7 +75,7 @@ class Run:
 class Step:
     """Microseconds of every repeat per sub-op, bytes and operations of *attend*; rows that KV head 0 held before.
 
-    ``scratch``: bytes of the device beside the tensors.
+    ``scratch``: bytes of the device in addition to the tensors.
     """
 
     times: dict[str, list[float]]
@@ -87,7 +87,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Flash:
-    """Microseconds of every repeat of ggml_flash_attn_ext; bytes of the device beside the tensors."""
+    """Microseconds of every repeat of ggml_flash_attn_ext; bytes of the device in addition to the tensors."""
 
     times: list[float]
     scratch: int

@@ -1,4 +1,4 @@
-"""One layer's attention, op by op, against ggml_flash_attn_ext at the same shape, and beside what the machine can do.
+"""One layer's attention, op by op, compared with ggml_flash_attn_ext at the same shape and with the machine's limits.
 
     python bench/ops.py --shape llama-3-8b --kv f16,q8_0 --depth 32768
 
@@ -97,7 +97,7 @@ class Bench:
         return [self.of_tokens(n, us, best[0], one) for n, us, one in zip(numbers, best, steps[0], strict=True)]
 
     def of_tokens(self, n: int, us: float, first: float, step: Step) -> list[str]:
-        """Return the row of ``n`` tokens beside what bandwidth and products allow."""
+        """Return the row of ``n`` tokens, with the bound that bandwidth and matrix products set."""
         bytes_, flops = step.attend_bytes, step.attend_flops
         rate = self.limits.gemm_bf16 if self.kv in ROUNDED and n > 1 else self.limits.gemm_f32
         bound = 1e6 * max(bytes_ / self.limits.read_bandwidth, flops / (rate or self.limits.gemm_f32))

@@ -2,7 +2,7 @@
 
     python bench/page_pictures.py [--model MODEL] [NAME ...]
 
-The server and the page are the real ones. What the model writes is given here, but for the picture
+The server and the page are the real ones. What the model writes is given here, except in the picture
 ``chunks``. Fonts are those of this machine.
 """
 

@@ -2,8 +2,8 @@
 
     python bench/scaling.py --until "llama.cpp=32768" --until "llama.cpp flash=32768" --json scaling.jsonl
 
-One process per engine walks from depth to depth: it evaluates the prompt up to there, decodes some tokens, and goes on.
-The rate at a depth is that of the 1024 tokens before it; the mean rate that of all tokens up to there. Results are
+One process per engine goes from depth to depth: it evaluates the prompt up to one, decodes some tokens, and continues.
+The rate at a depth is that of the 1024 tokens before it; the mean rate is that of all tokens up to there. Results are
 appended to the JSON lines, and the tables and the plot show all that the file holds for the same model, so the engines
 may be run one by one.
 """

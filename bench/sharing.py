@@ -1,10 +1,10 @@
-"""What several processes on the same cores cost each other, and a process beside others that keep the cores busy.
+"""How much processes on the same cores slow each other down, and how much busy processes slow down one that decodes.
 
     python bench/sharing.py --processes 2,3 --busy 2
 
 Every process decodes with as many threads as there are cores. The fair time of a token is the time alone, times the
-number of processes; with ``--busy`` so many other processes compute without end, and the fair time is the time alone,
-times 1 + busy / cores. The table has the measured time as a multiple of the fair one: 1 is fair.
+number of processes. With ``--busy N``, N other processes compute without end, and the fair time is the time alone,
+times 1 + N / cores. The table has the measured time as a multiple of the fair one: 1 is fair.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     python bench/soak.py --requests 2000 --kv-store-limit 20
 
 With a limit in MiB the server has a KV store, and a fifth of the requests are long prompts, some of which come again.
-The server runs with --deterministic: greedy answers beside others are compared with what they are alone.
+The server runs with --deterministic: greedy answers among other requests are compared with those given alone.
 
 Exit status 1: the server ended, an answer had the wrong status or another text, the server's memory grew by more than
 2 % after the first two fifths of the requests (with 1000 requests or more), pages of KV memory did not come back, or
@@ -246,7 +246,7 @@ def watch(url: str, end: Connection) -> None:
 
 @contextmanager
 def watching(url: str, times: list[float]) -> Iterator[None]:
-    """Ask /health meanwhile, in a process of its own: the other clients keep theirs busy."""
+    """Ask /health while the block runs, in a process of its own: the other clients keep theirs busy."""
     end, other = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=watch, args=(url, other), daemon=True)
     process.start()
@@ -257,7 +257,7 @@ def watching(url: str, times: list[float]) -> Iterator[None]:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files; those that leave meanwhile do not count."""
+    """Return the bytes of all files, without those that are removed before they are counted."""
     sizes = []
     for path in folder.rglob("*.*"):
         with suppress(OSError):

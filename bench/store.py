@@ -8,8 +8,8 @@
 A prompt is read in one process, and again in later ones: with its files in the page cache, and with them dropped from
 it. The time is that of the first token's logits, without opening the model; the bits of the logits are compared.
 
-``--cold-load`` asks an engine for small answers, in turns beside nothing and beside a text of 1 GiB that another
-sequence of it takes from files which are not in the page cache. Its model has wide rows and few weights.
+``--cold-load`` asks an engine for small answers, in turns alone and while another sequence loads a text of 1 GiB from
+files that are not in the page cache. The model has wide rows and few weights.
 
 ``--torture`` kills 200 processes while they write and verifies every block, flips a bit in 1000 stored blocks, fills a
 disk (a file system in memory, for which it must be root), and lets two processes write at once. It reports answers that
@@ -205,7 +205,7 @@ def cold_load(args: argparse.Namespace, folder: Path) -> int:
     try:
         pair.fill()
         pair.small()
-        for _ in range(args.rounds):  # in turns: other work on the machine is beside both
+        for _ in range(args.rounds):  # in turns, so that other work on the machine slows both
             alone += [pair.small() for _ in range(N_ROUND)]
             beside += pair.beside(folder / "kv")
     finally:

@@ -4,7 +4,7 @@
 
 DIR has the public JSON-Schema-Test-Suite's tests of a draft, for instance ``json/tests/draft2020-12`` in the source
 package of jsonschema on PyPI. xgrammar and outlines-core are measured where they are installed. A group of the suite
-is *other* when a text is allowed that its schema forbids, and nobody is told; *narrower* when a text that the schema
+is *other* when a text that its schema forbids is allowed without an error, and *narrower* when a text that the schema
 allows is not allowed, as with properties in another order.
 """
 
@@ -60,7 +60,7 @@ class Matcher(Protocol):
         """Find out which tokens may come next."""
 
     def accept(self, token: int) -> None:
-        """Go on behind a token."""
+        """Continue after a token."""
 
 
 class Guidance:
@@ -203,7 +203,7 @@ def verdict(way: Callable[[Any], Matcher], group: dict[str, Any]) -> str:
 
 
 def cost(way: Callable[[Any], Matcher], tokens: Sequence[int]) -> float:
-    """Return the microseconds of a token: the mask, and going on."""
+    """Return the microseconds per token, to compute the mask and to accept the token."""
     matcher = way(TABLE)
     start = time.perf_counter()
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Words that the documents, the help and the error messages avoid: ``python docs/words.py`` lists where they are.
+"""Words that documents, help, error messages and comments avoid: ``python docs/words.py`` lists where they are.
 
 An exception is a comment in a paragraph, ``<!-- words: TERM: REASON -->``, or at the end of a line of Python,
 ``# words: TERM: REASON``. Code blocks, code spans and addresses are not looked at.
@@ -7,7 +7,8 @@ An exception is a comment in a paragraph, ``<!-- words: TERM: REASON -->``, or a
 import ast
 import re
 import sys
-from collections.abc import Iterator
+import tokenize
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,10 @@ WORDS = [(re.compile(rf"\b{word}\b".replace(" ", r"\s+"), re.IGNORECASE), advice
 CODE = r"^( *)```.*?^\1```$|`[^`]*`"
 NOT_PROSE = re.compile(rf"{CODE}|\]\([^)]*\)|https?://\S+|<!--(?! words:).*?-->|\{{#.*?\}}", re.DOTALL | re.MULTILINE)
 EXCEPTION = re.compile(r"words: ([^:]+): \S")
+PYTHON = ("pylongctx", "tests", "bench", "examples", "native", "docs")
+C = ("*.h", "*.cpp", "*.cu", "*.comp", "*.glsl")
+# comments of C, of one line after the other, or a string, which may contain what looks like one
+C_TEXT = re.compile(r'//[^\n]*(?:\n\s*//[^\n]*)*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 
 
 class Finding(NamedTuple):
@@ -49,7 +54,7 @@ class Finding(NamedTuple):
 
 def main() -> int:
     """Print every finding and return the exit status."""
-    found = [*documents(), *messages(), *helps()]
+    found = [*documents(), *messages(), *helps(), *comments()]
     for finding in found:
         print(f"{finding.place}: {finding.word!r}: write {finding.advice}")
     return 1 if found else 0
@@ -113,6 +118,39 @@ def helps() -> Iterator[Finding]:
         texts += [action.help for action in parser._actions]
         for _, word, advice in (found for text in texts if text for found in look(text)):
             yield Finding(f"pylongctx {name} --help", word, advice)
+
+
+# ---- comments ----
+
+
+def comments() -> Iterator[Finding]:
+    """Yield the findings of comments, of docstrings, and of what C code reports."""
+    for folder in PYTHON:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield from in_texts(path, python_texts(path))
+    for path in sorted(path for pattern in C for path in (ROOT / "native").rglob(pattern)):
+        source = path.read_text(encoding="utf-8")
+        yield from in_texts(path, ((source.count("\n", 0, m.start()) + 1, m[0]) for m in C_TEXT.finditer(source)))
+
+
+def python_texts(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of every comment and docstring."""
+    with path.open("rb") as file:
+        yield from ((t.start[0], t.string) for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            yield node.body[0].lineno, node.body[0].value.value  # type: ignore[attr-defined]
+
+
+def in_texts(path: Path, texts: Iterable[tuple[int, str]]) -> Iterator[Finding]:
+    """Yield the findings of texts of a file; code spans are not looked at."""
+    for line, text in texts:
+        allowed = EXCEPTION.findall(text)
+        prose = re.sub(r"\n\s*//", "\n", re.sub(r"`[^`\n]*`", "_", text))
+        for start, word, advice in look(prose):
+            if word not in allowed:
+                yield Finding(f"{path.relative_to(ROOT)}:{line + prose.count(chr(10), 0, start)}", word, advice)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pylongctx import Llama
 
-REPLAY = 2200  # tokens of room that compress() uses behind the text
+REPLAY = 2200  # tokens of room that compress() uses after the text
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
         print(f"{len(text)} tokens: {before / 2**20:.1f} MiB of KV memory, {after / 2**20:.1f} MiB after compress()")
         for question in args.questions:
             asked = llm.tokenize(f"\n\nQuestion: {question}\nAnswer:".encode(), add_bos=False)
-            answer = llm([*text, *asked], max_tokens=32, temperature=0.0)  # goes on from the compressed text
+            answer = llm([*text, *asked], max_tokens=32, temperature=0.0)  # continues from the compressed text
             print(f"{question}{answer['choices'][0]['text']}")
 
 

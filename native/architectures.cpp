@@ -37,13 +37,13 @@ const std::vector<lctx_architecture> & table() {
         {LLM_ARCH_SMOLLM3},
         // sections of RoPE, which are one on text
         {LLM_ARCH_PADDLEOCR}, {LLM_ARCH_QWEN2VL}, {LLM_ARCH_QWEN3TTS}, {LLM_ARCH_QWEN3VL}, {LLM_ARCH_QWEN3VLMOE},
-        // sliding windows beside full attention
+        // sliding windows in addition to full attention
         {LLM_ARCH_AFMOE}, {LLM_ARCH_COHERE2, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_COHERE2MOE, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_EXAONE4},
         {LLM_ARCH_EXAONE_MOE}, {LLM_ARCH_GEMMA2}, {LLM_ARCH_GEMMA3}, {LLM_ARCH_GEMMA3N}, {LLM_ARCH_GEMMA4}, {LLM_ARCH_GRANITE_SWA},
         {LLM_ARCH_LAGUNA}, {LLM_ARCH_LLAMA4, nullptr, !FLOAT, PAIRS}, {LLM_ARCH_MAPLE}, {LLM_ARCH_MELLUM}, {LLM_ARCH_MIMO2},
         {LLM_ARCH_MUSE_GLIMMER}, {LLM_ARCH_OLMO2}, {LLM_ARCH_OPENAI_MOE}, {LLM_ARCH_PLAMO3}, {LLM_ARCH_SMALLTHINKER},
         {LLM_ARCH_SPARK2_5}, {LLM_ARCH_STEP35},
-        // recurrent layers beside attention
+        // recurrent layers in addition to attention
         {LLM_ARCH_FALCON_H1}, {LLM_ARCH_GRANITE_HYBRID}, {LLM_ARCH_JAMBA}, {LLM_ARCH_LFM2}, {LLM_ARCH_LFM2MOE}, {LLM_ARCH_MINIMAX_01, nullptr, !FLOAT, !PAIRS, !CAPPED, !MIXES, EVEN},
         {LLM_ARCH_NEMOTRON_H}, {LLM_ARCH_NEMOTRON_H_MOE}, {LLM_ARCH_PLAMO2, nullptr, !FLOAT, !PAIRS, !CAPPED, MIXES}, {LLM_ARCH_QWEN3NEXT}, {LLM_ARCH_QWEN35},
         {LLM_ARCH_QWEN35MOE},
@@ -93,5 +93,5 @@ std::string lctx_why_unsupported(const llama_model & model, const llama_cparams 
     if (model.hparams.rope_type == LLAMA_ROPE_TYPE_NONE) {
         return "it has no rotary positions";
     }
-    return "nobody has compared this architecture with llama.cpp under a method; docs/models.md lists those that were";
+    return "this architecture has not been compared with llama.cpp under a method; docs/models.md lists those that have";
 }

@@ -18,7 +18,7 @@ struct lctx_architecture {
     bool even_ubatches;     // llama.cpp ends the process where n_seq_max does not divide n_ubatch
 };
 
-// The row of an architecture; nullptr: nobody has compared it with llama.cpp.
+// The row of an architecture; nullptr: it has not been compared with llama.cpp.
 const lctx_architecture * lctx_find_architecture(llm_arch arch);
 
 // Throws lctx_refusal where llama.cpp would end the process while it makes the context, with a method or without.

@@ -28,7 +28,7 @@ inline llama_batch lctx_batch_of(lctx_context * ctx, int32_t n_tokens, const int
             ctx->output.data()};
 }
 
-// Run f, which evaluates and sets the status: LCTX_LOST when an RPC server had ended before it or meanwhile. What f throws is the error.
+// Run f, which evaluates and sets the status: LCTX_LOST when an RPC server ended before or during it. What f throws is the error.
 template <typename F> int32_t lctx_evaluate(lctx_context * ctx, int32_t status, F && f) {
     ctx->error = lctx_rpc_lost(ctx->model->servers);
     if (!ctx->error.empty()) {

@@ -28,7 +28,7 @@ typedef struct lctx_kv_info {
     uint64_t bytes;          // of K and V in pages that hold rows now, near keys, what is kept of chunks, and the lists of rows
     uint64_t peak_bytes;     // most bytes ever held
     uint64_t full_bytes;     // what a full cache of the same types holds for the same tokens
-    uint64_t foreign_bytes;  // beside these: what stays llama.cpp's own (sliding windows, recurrent states), and checkpoints
+    uint64_t foreign_bytes;  // in addition to these: what stays llama.cpp's own (sliding windows, recurrent states), and checkpoints
     // Of devices that map memory in grains (2 MiB on an NVIDIA GPU): all that is mapped for the method; 0 where there is none such
     uint64_t mapped_bytes;
     int32_t n_layer;

@@ -53,7 +53,7 @@ bool lctx_has_windows(const lctx_model & model) {
 }
 
 void lctx_check_deterministic(const lctx_model & model, const lctx_context_params & params, const std::string & method) {
-    const std::string why = params.embeddings ? "a vector depends on the texts that are embedded beside"
+    const std::string why = params.embeddings ? "a vector depends on the texts that are embedded with it"
                             : method.empty()  ? "llama.cpp's own KV cache does not promise that; use method=full"
                                               : why_not_model(model, params);
     if (!why.empty()) {

@@ -1,4 +1,4 @@
-// What can promise results that do not depend on what is computed beside a token (lctx_context_params::deterministic).
+// Whether the results of a token can be independent of what else is computed (lctx_context_params::deterministic).
 #pragma once
 
 #include "handles.h"

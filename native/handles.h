@@ -70,7 +70,7 @@ template <typename F> int32_t lctx_ask(const lctx_context * ctx, F && f) {
 
 // What n_ctx stands for: 0 is the trained context, or what the method makes of it; throws lctx_refusal for an unknown method.
 uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context_params & params, const std::string & method);
-// llama.cpp makes n_ctx a multiple of so many tokens.
+// llama.cpp rounds n_ctx up to a multiple of 256.
 inline uint32_t lctx_padded_n_ctx(uint32_t n_ctx) {
     return (n_ctx + 255) / 256 * 256;
 }

@@ -72,7 +72,7 @@ class llm_graph_input_rs;
 // The memory of a context is about to be made. Where a method is pending for this thread (lctx_context_create) or named by LCTX_METHOD,
 // our cache claims the layers with full attention. Throws lctx_refusal with the reason when the model cannot be served.
 void lctx_memory_begin(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams);
-// Cells that one of llama.cpp's own caches needs: few where it keeps no layer and nobody asks it for positions.
+// Cells that one of llama.cpp's own caches needs: few where it keeps no layer and is not asked for positions.
 uint32_t lctx_claim_cells(const llama_model & model, uint32_t n_cell);
 // True when the cache need not hold layer il: our cache has claimed it. source: the layer whose rows it reads, itself or an earlier one.
 bool lctx_claim_layer(uint32_t il, int32_t source, int swa_type);
@@ -84,7 +84,7 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
 llm_graph_input_attn_kv * lctx_build_attn_inp(const llm_graph_context & graph);
 llm_graph_input_attn_k * lctx_build_attn_inp_k(const llm_graph_context & graph);
 
-// llama.cpp's inputs; with our cache beside its memory they have ours too.
+// llama.cpp's inputs; where our cache is used in addition to its memory, they have ours too.
 std::unique_ptr<llm_graph_input_attn_kv_iswa> lctx_iswa_input(const llm_graph_context & graph, const llama_kv_cache_iswa_context * mctx);
 std::unique_ptr<llm_graph_input_mem_hybrid> lctx_hybrid_input(const llm_graph_context & graph,
                                                               std::unique_ptr<llm_graph_input_attn_kv> attn,

@@ -150,7 +150,7 @@ llama_context * init(llama_model * model, const llama_context_params & params, c
     return ctx;
 }
 
-// The context of the MTP block of a model beside one with these parameters: with llama.cpp's own cache in f16, whatever those are.
+// The context of a model's MTP block, in addition to one with these parameters: it has llama.cpp's own cache in f16, whatever they say.
 llama_context * init_mtp(llama_model * model, llama_context_params params, uint32_t n_ctx) {
     params.ctx_type = LLAMA_CONTEXT_TYPE_MTP;
     params.type_k = params.type_v = GGML_TYPE_F16;

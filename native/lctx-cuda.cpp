@@ -23,7 +23,7 @@ namespace {
 std::mutex loading;
 const char * architectures = LCTX_CUDA_ARCHITECTURES;
 
-// What a module logs goes where ours does, whoever that is by then.
+// What a module logs goes to the log callback that is set at that time, as ours does.
 void forward_log(ggml_log_level level, const char * text, void *) {
     ggml_log_callback callback = nullptr;
     void * user_data = nullptr;
@@ -38,7 +38,7 @@ void close_library(void * library) {
 const lctx_cuda_module & module_of(void * library) {
     const auto get = (decltype(&lctx_cuda_module_get))dlsym(library, "lctx_cuda_module_get");
     if (!get) {
-        throw lctx_refusal("it is no library of pylongctx-cuda");
+        throw lctx_refusal("it is not a library of pylongctx-cuda");
     }
     const lctx_cuda_module & module = *get();
     if (strcmp(module.build, LCTX_BUILD) != 0) {

@@ -57,7 +57,7 @@ class by_device {
     std::vector<lctx_sizes> all;
 };
 
-// What a context holds beside weights and graphs.
+// Add what a context holds in addition to weights and graphs.
 void add(lctx_sizes & to, const lctx_sizes & s) {
     to.k += s.k;
     to.v += s.v;

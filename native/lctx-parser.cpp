@@ -32,7 +32,7 @@ struct lctx_parser {
     common_chat_parser_params params;
     lctx_leaf_finder finder;
     std::string text;         // what the prompt begins of the answer, and the answer so far
-    common_chat_msg message;  // what was told already
+    common_chat_msg message;  // what was reported already
     std::optional<open_text> open;
     lctx_open_brackets open_brackets;
     uint64_t n_parsed = 0;         // bytes
@@ -189,7 +189,7 @@ bool extend(lctx_parser & p, common_json & deltas) {
 // ---- the whole text ----
 
 // A parse reads the text twice, for the message and for the open text. All parses together read at most 256 KiB and 64 times the text:
-// where no text is open for long, the message comes to be n/32 behind a text of n.
+// where no text is open for long, the message lags by up to n/32 in a text of n.
 bool may_parse(const lctx_parser & p) {
     return p.n_parsed + 2 * p.text.size() <= (1 << 18) + 64 * p.text.size();
 }

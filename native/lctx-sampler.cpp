@@ -1,4 +1,4 @@
-// The C API: llama.cpp's sampler chain on one row of logits, and a grammar beside it.
+// The C API: llama.cpp's sampler chain on one row of logits, together with a grammar.
 #include "chat/constraint.h"
 #include "chat/grammar.h"
 #include "chat/nesting.h"

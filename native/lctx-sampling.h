@@ -107,13 +107,13 @@ int32_t lctx_grammar_restrict(lctx_grammar * grammar, float * logits, int32_t n_
 // 1 when a token may come next, or with text only this part of it; 0 when not; LCTX_INVALID.
 int32_t lctx_grammar_allows(lctx_grammar * grammar, int32_t token, const char * text, size_t size);
 
-// Go on behind what is allowed; LCTX_INVALID when it is not.
+// Advance past a token, or with text only past this part of it; LCTX_INVALID when it is not allowed.
 int32_t lctx_grammar_accept(lctx_grammar * grammar, int32_t token, const char * text, size_t size);
 
-// The schema that may begin behind a text, which may be empty; -1: none.
+// The schema that may begin after a text, which may be empty; -1: none.
 int32_t lctx_grammar_schema_behind(lctx_grammar * grammar, const char * text, size_t size);
 
-// Go on behind a schema that may begin here; LCTX_INVALID for another.
+// Advance past a schema that may begin here; LCTX_INVALID for another.
 int32_t lctx_grammar_pass_schema(lctx_grammar * grammar, int32_t schema);
 
 // ---- chat ----

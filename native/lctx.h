@@ -124,7 +124,7 @@ void lctx_model_free(lctx_model * model);
 
 void lctx_model_get_info(const lctx_model * model, lctx_model_info * info);
 
-// The llama_model behind the handle, for the functions of llama.h; it lives as long as the handle.
+// The llama_model of the handle, for the functions of llama.h; it lives as long as the handle.
 void * lctx_model_llama(const lctx_model * model);
 
 // Metadata of the GGUF as strings. Each returns the length of the string (it may exceed size - 1: call again), or -1.
@@ -207,7 +207,7 @@ uint32_t lctx_context_n_ctx(const lctx_context * ctx);
 uint32_t lctx_context_n_batch(const lctx_context * ctx);
 uint32_t lctx_context_n_ubatch(const lctx_context * ctx);
 
-// The llama_context behind the handle, for the functions of llama.h; it lives as long as the handle.
+// The llama_context of the handle, for the functions of llama.h; it lives as long as the handle.
 void * lctx_context_llama(const lctx_context * ctx);
 
 // Evaluate n_tokens (1 .. n_batch) of sequence 0 at positions pos, pos + 1, ...; pos must be lctx_n_past.

@@ -50,7 +50,7 @@ std::string lctx_log_overrides() {
 }
 
 std::string lctx_log_errors(const char * fallback) {
-    // a reason that was thrown stands behind this prefix and is enough by itself
+    // the message of an exception follows this prefix and is enough by itself
     static const std::string thrown = "failed to initialize the context: ";
     const size_t at = errors.find(thrown);
     std::string text = at == std::string::npos ? errors : errors.substr(at + thrown.size());

@@ -61,7 +61,7 @@ void check_pattern(const std::string & pattern) {
     try {
         const std::regex compiled(pattern);
     } catch (const std::regex_error & e) {
-        throw lctx_refusal("override_tensor: " + pattern + " is no regular expression: " + e.what());
+        throw lctx_refusal("override_tensor: " + pattern + " is not a regular expression: " + e.what());
     }
 }
 

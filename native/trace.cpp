@@ -98,7 +98,7 @@ bool lctx_trace::on_node(ggml_tensor * node, bool ask, void * data) {
             trace->record(node);
         }
     });
-    if (!ok) {  // the evaluation goes on, lctx_trace_get says that the record is not whole
+    if (!ok) {  // the evaluation continues, lctx_trace_get reports that the record is not complete
         trace->failed_ = true;
         trace->p1_ = trace->p0_;
     }

@@ -10,7 +10,7 @@ FETCH = "pylongctx get lists models to download"
 
 
 def why_not_gguf(path: str) -> str:
-    """Return what a path is instead of a GGUF file, and the way out; empty for a file that begins like GGUF.
+    """Describe a path that is not a GGUF file, and the way out; empty for a file that begins like GGUF.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a text of some length will take with each method: seconds from a measured speed, bytes from the library.
+"""Estimates for a text and each method: seconds from a measured speed, bytes from the library.
 
 Reading a token costs a part for the weights and a part for every key that it is compared with; ``longheads`` reads a
 window of keys and scores the others. Both parts are measured on short texts of the machine, and grow as the formula
@@ -24,7 +24,7 @@ STEPS = 8  # tokens that are generated
 WINDOW = 256  # of longheads in a measurement
 CONTEXT_MULTIPLE = 256  # tokens by which a context grows
 MIN_WINDOWS, SELECT_FROM = (2048, 4096), 3  # longheads' own choices, the latter in windows
-ANSWER = 1024  # tokens of a context beside the text
+ANSWER = 1024  # tokens of a context in addition to the text
 TYPES = ("f16", "q8_0", "q4_0")
 KEPT = 0.35  # of the entries, after a compression: a tenth of the bytes of f16 with K and V in q4_0
 ONE = (1, 1)  # threads, for what does not depend on them
@@ -61,7 +61,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a method takes for a text.
+    """Time and memory of a method for a text.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Estimate:
     kv_bytes : dict of str to int
         KV memory by type, that of ``kvzip`` after ``compress``.
     fits : dict of str to bool
-        Whether it fits beside the weights, by type.
+        Whether it fits into memory together with the weights, by type.
     """
 
     method: str
@@ -104,7 +104,7 @@ class Advice:
 
 
 def advise(path: str, length: int | None = None, **options: Any) -> Advice:
-    """Return what a text takes with the methods that serve it.
+    """Return estimates of time and memory for the methods that can read a text.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def advise(path: str, length: int | None = None, **options: Any) -> Advice:
 
 
 def _compressed(path: str, full: Estimate, writing: Speed, n: int, options: dict[str, Any]) -> Estimate:
-    """Return what a text takes that is compressed after its prefill, which has to fit whole."""
+    """Return the estimate for a text that is compressed after its prefill, which has to fit whole."""
     kept = round(KEPT * n)
     held, _ = _sizes(path, "kvzip", _context(kept), options)
     return Estimate("kvzip", full.read * (1 + compression_prefills(Kvzip())), writing.of_full(kept), held, full.fits)

@@ -139,7 +139,7 @@ def _given(part: bytes | None) -> tuple[Any, int]:
 
 
 class Way(NamedTuple):
-    """How a token is matched: its first bytes by the current schema or grammar, the others by the next one."""
+    """A way to match a token: its first bytes by the current schema or grammar, the others by the next one."""
 
     first: int | None = None  # bytes; None: all
     schema: int = -1  # that begins after them; -1: the grammar continues

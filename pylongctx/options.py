@@ -88,7 +88,7 @@ class AnswerOptions(SamplerOptions, total=False):
 
 
 class SamplingOptions(AnswerOptions, total=False):
-    """How tokens are sampled, and where an answer ends."""
+    """Options of sampling, and of the end of an answer."""
 
     temperature: float
     top_p: float

@@ -130,7 +130,7 @@ def _hold(text: str, strict: bool) -> EnforcedSchema:
     while reason := _failure(_grammar(schema, options)):
         path, node = _culprit(schema, reason, until)
         key = _keyword(node, reason)
-        gaps.append(f"{path}/{key}: {told(reason)}" if key else f"{path or '/'}: {told(reason)}")
+        gaps.append(f"{path}/{key}: {readable(reason)}" if key else f"{path or '/'}: {readable(reason)}")
         if strict or key is None or len(gaps) > MAX_GAPS:
             raise _refusal(gaps[-1])
         _leave_out(node, key)
@@ -306,12 +306,12 @@ def _keyword(node: Mapping[str, Any], reason: str) -> str | None:
     return next(iter(known), None)
 
 
-def told(reason: str) -> str:
+def readable(reason: str) -> str:
     """Return llguidance's reason in terms of the schema.
 
     Examples
     --------
-    >>> told('Unimplemented keys: ["not"]')
+    >>> readable('Unimplemented keys: ["not"]')
     'a grammar cannot enforce this'
     """
     if reason.startswith("Unimplemented"):

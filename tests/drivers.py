@@ -84,7 +84,7 @@ def run(name: str, path: Path, case: str, method: str, seeds: range) -> Generato
                     seeds = seeds[1:]
                 child.wait()
             finally:
-                child.kill()  # when nobody wants more lines
+                child.kill()  # when the caller takes no more lines
         if seeds:
             code = "hang" if child.returncode in HANGS else child.returncode
             yield [seeds[0], case, code, 0, errors.read_text(errors="replace")[-2000:]]

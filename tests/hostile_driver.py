@@ -50,7 +50,7 @@ def run_child(seeds: range, bases: list[Path], scratch: Path, out: int) -> None:
 
 
 def run(seeds: range, bases: list[Path], scratch: Path) -> Generator[Line]:
-    """Yield a line for each seed, in a new child behind one that died."""
+    """Yield a line for each seed; after a child that died, a new one continues."""
     while seeds:
         ends, out = os.pipe()
         child = os.fork()

@@ -29,7 +29,7 @@ def greedy(llm, tokens, n=8):
 
 
 def script(llm, text: str, end: bool = True):
-    """Return a logits processor that makes the model say ``text``, which begins with a space, and end, or go on."""
+    """Return a logits processor that makes the model say ``text``, which begins with a space, and end, or continue."""
     wanted = llm.tokenize(text[1:].encode(), add_bos=False) + [llm.token_eos()] * end
     start: list[int] = []
 

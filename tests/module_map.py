@@ -4,7 +4,7 @@
     python tests/module_map.py --check          # exit status 1 when one of these is not in module_map_allowed.txt
     python tests/module_map.py --source DIR     # of another checkout
 
-An arrow is an import of one module by another, in a function too. Imports that only type checkers see are no arrows. A
+An arrow is an import of one module by another, in a function too. Imports that only type checkers see do not count. A
 cycle is a set of modules that all lead to each other. A private access is one of these, for a name that begins with
 exactly one underscore:
 

@@ -126,7 +126,7 @@ class Library:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode != 0:
             raise SystemExit(done.stdout[-3000:])
-        new = self.path.with_name("new.so")  # renamed: whoever has the old one open keeps it
+        new = self.path.with_name("new.so")  # renamed: a process that has the old one open keeps it
         shutil.copy(self.folder / "libllama.so", new)
         new.replace(self.path)
 

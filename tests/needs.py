@@ -1,6 +1,6 @@
-"""What a test needs beside the package: a skip names its group, and ``LCTX_REQUIRE`` turns skips into failures.
+"""What a test needs in addition to the package: a skip names its group, and ``LCTX_REQUIRE`` makes it a failure.
 
-``LCTX_REQUIRE=stock,server`` lets no test of these groups be skipped; ``LCTX_REQUIRE=all`` none of any group.
+``LCTX_REQUIRE=stock,server`` makes skips in these groups fail, ``LCTX_REQUIRE=all`` those in any group.
 """
 
 import importlib

@@ -26,7 +26,7 @@ new MutationObserver(() => {
   note("progress", [...document.querySelectorAll(".progress > span")].at(-1)?.textContent);
 }).observe(document.getElementById("log"), { subtree: true, childList: true, characterData: true });
 """
-# the embedded model goes on with a text: it has not learned to chat
+# the embedded model continues a text: it was not trained to chat
 TEMPLATE = "{% for message in messages %}{{ message.content | replace('\\n\\n', ' ') }} {% endfor %}"
 COUNT = " ".join(map(str, range(1000)))  # a long answer that does not repeat itself
 KEY = "48213"
@@ -52,7 +52,7 @@ localStorage["pylongctx:settings"] = settings;
 const request = indexedDB.deleteDatabase("pylongctx");
 request.onsuccess = request.onerror = () => done();
 """
-# for each chunk and head, whether the middle of its cell has another color than a cell that nobody read
+# for each chunk and head, whether the middle of its cell has another color than a cell that was not read
 CELLS = """
 const canvas = document.querySelector(".map canvas"), [rows, columns] = arguments;
 const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;

@@ -342,8 +342,8 @@ def bound(ffi, lib, open_session, tokens):
 class Fresh:
     """Hold logits of any order of operations against those of a fresh evaluation of the same tokens at once.
 
-    A decision at a near tie falls otherwise when float32 rounds otherwise, which the cut of a batch may cause. Then the
-    heads hold other rows, by which such a difference is told from a wrong one, and counted.
+    A decision at a near tie may change when float32 rounds differently, as it may where a batch is cut elsewhere. Then
+    the heads hold other rows, which distinguishes this from an error; such ties are counted.
     """
 
     def __init__(self, alone: Session, method):

@@ -105,7 +105,7 @@ class Served:
         return self.job_of(self.texts.next(), owner=owner, reuses=reuses)
 
     def job_of(self, text, **fields):
-        """Return a job of few tokens: it ends, and leaves its sequence, though nobody takes them."""
+        """Return a job of few tokens: it ends and leaves its sequence even if they are not taken."""
         sampler = Sampler(self.host.model, SamplingParams(seed=1, temp=0.0))
         return Job(np.array(text, np.int32), sampler, self.rng.randrange(1, 5), with_rows=True, **fields)
 

@@ -261,7 +261,7 @@ class Requests:
         lose_a_file(self.llm._opened.store, self.folder, self.rng)
 
     def reopen(self):
-        """Go on with another object on the same store."""
+        """Continue with another object on the same store."""
         self.llm.close()
         self.llm, self.held, self.kept = self.open(), [], None
         self.llm.set_cache(self.cache)

@@ -90,7 +90,7 @@ REFUSED = {
     "in a definition": ({"$defs": {"x": {"not": {}}}, "items": {"$ref": "#/$defs/x"}}, "/$defs/x/not"),
 }
 
-# what is no schema, or allows nothing: refused whatever is asked, with a part of the message
+# not a schema, or one that allows nothing: refused with strict and without, with a part of the message
 WRONG = [
     ("{", "not JSON"),
     ("7", "must be an object"),

@@ -8,7 +8,7 @@ from pylongctx.models import embedded_model
 
 ALIAS = "tiny"
 DEFAULTS = {"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
-PATIENCE = 60.0  # seconds until a test that waits in vain fails
+PATIENCE = 60.0  # seconds that a test waits before it fails
 
 
 class Running:

@@ -1,4 +1,4 @@
-"""Steps on sequences of llama_cpp's own KV cache, which rotates keys anew: python shift_driver.py MODEL STEPS OUT.
+"""Steps on sequences of llama_cpp's own KV cache, which rotates keys again: python shift_driver.py MODEL STEPS OUT.
 
 STEPS is JSON: ["eval", seq, tokens], ["rm", seq, first, end], ["add", seq, first, end, shift] or
 ["cp", from, to, first, end].

@@ -24,7 +24,7 @@ atexit.register(shutil.rmtree, CACHE, ignore_errors=True)
 
 
 def environment(**more):
-    """Return an environment where one thread runs, and no setting of whoever runs the tests counts."""
+    """Return an environment with one thread, and without the settings of the user who runs the tests."""
     drop = ("LCTX_METHOD", "LLAMA_ARG_", "NO_COLOR", "FORCE_COLOR")
     return (
         {key: value for key, value in os.environ.items() if not key.startswith(drop)}

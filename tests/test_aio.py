@@ -1,4 +1,4 @@
-"""AsyncLlama: the answers of Llama, several at once, that end when nobody waits for them."""
+"""AsyncLlama: the answers of Llama, several at once, that end when no caller waits for them."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ async def joined(chunks, kind="text"):
     return "".join([chunk["choices"][0][kind] async for chunk in chunks])
 
 
-def test_answers_beside_each_other(embedded_f32, alone):
+def test_concurrent_answers(embedded_f32, alone):
     async def use(llm):
         whole = [llm.create_completion(prompt, **ASKED) for prompt in PROMPTS]
         streams = [await llm.create_completion(prompt, stream=True, **ASKED) for prompt in PROMPTS]

@@ -254,7 +254,7 @@ def test_vs_stock_runs_a_quantized_v_with_flash_attention_only(capsys, stock):
     assert "| ratio to llama.cpp " in out
 
 
-def test_vs_stock_runs_as_it_is_told(capsys, stock):
+def test_vs_stock_runs_with_its_options(capsys, stock):
     options = ("-p", "8", "-n", "0", "-r", "1", "-t", "1", "-ctv", "q8_0", "--vs-stock", "--stock", str(stock))
     status, _, err = bench(capsys, *options, "-fa", "0,auto")
     assert status == 0, err

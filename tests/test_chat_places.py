@@ -1,4 +1,4 @@
-"""Schemas inside the grammars of chat templates: tools and formats, behind thoughts and between marks."""
+"""Schemas inside the grammars of chat templates: tools and formats, after thoughts and between marks."""
 
 import json
 
@@ -143,12 +143,12 @@ def test_which_arguments_are_written_as_text(schema, is_text):
 # ---- formats ----
 
 
-def test_an_answer_follows_its_schema_behind_thoughts(embedded_model):
+def test_an_answer_follows_its_schema_after_thoughts(embedded_model):
     asked = {"type": "json_object", "schema": object_of({"n": NUMBER})}
     with new(embedded_model, chat_format=THINKING, n_ctx=1024) as llm:
         for seed in range(4):
             thought = script(llm, " <think>\nIt may be three.\n</think>\n\n", end=False)
-            told = {"response_format": asked, "seed": seed, "logits_processor": thought, **WILD}
-            done = llm.create_chat_completion(USER, **told)["choices"][0]
+            options = {"response_format": asked, "seed": seed, "logits_processor": thought, **WILD}
+            done = llm.create_chat_completion(USER, **options)["choices"][0]
             assert done["message"]["reasoning_content"].strip() == "It may be three."
             assert 2.5 <= json.loads(done["message"]["content"])["n"] <= 3

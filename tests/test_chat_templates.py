@@ -241,7 +241,7 @@ def test_a_required_call_is_the_whole_answer(folder):
         assert checked > 30
 
 
-def test_a_token_may_end_a_schema_and_go_on(folder):
+def test_a_token_may_end_a_schema_and_continue(folder):
     """Or begin before one: the tokens are those that a model writes, whatever borders they cross."""
     said = b'<tool_call>\n{"name": "f", "arguments": {"a": ["x"], "b": "y"}}\n</tool_call>'
     parameters = {"type": "object", "properties": {"a": {"type": "array"}, "b": {"type": "string"}}}

@@ -20,7 +20,7 @@ KEYS = ("ann", "bob")
 
 def turn(llm, messages, text, **kwargs):
     messages.append({"role": "user", "content": text})
-    whole = {3 + byte: -100.0 for byte in range(128, 256)}  # no bytes that are no text: they are not in the message
+    whole = {3 + byte: -100.0 for byte in range(128, 256)}  # only bytes that are text: others are not in the message
     done = llm.create_chat_completion(messages, **{"max_tokens": 12, "temperature": 1.5, "logit_bias": whole} | kwargs)
     messages.append({"role": "assistant", "content": done["choices"][0]["message"]["content"]})
     return done["usage"]

@@ -23,7 +23,7 @@ def model(embedded_model):
 
 
 def chat(llm, messages=USER, **kwargs):
-    ends_soon = {llm.token_eos(): 100.0}  # where the grammar allows it; the model would go on calling
+    ends_soon = {llm.token_eos(): 100.0}  # where the grammar allows it; else the model continues calling
     defaults = {"tools": [WEATHER, CLOCK], "max_tokens": 400, "seed": 1, "parallel_tool_calls": False}
     return llm.create_chat_completion(messages, **defaults | {"logit_bias": ends_soon} | kwargs)
 
@@ -51,7 +51,7 @@ def join(chunks):
 
 
 def begun(llm):
-    """Make the model begin a call, which it would not do by itself; nothing behind its mark is forced."""
+    """Make the model begin a call, which it would not do by itself; nothing after its mark is forced."""
     return script(llm, " <tool_call>\n", end=False)
 
 
@@ -114,7 +114,7 @@ def test_auto_leaves_the_choice_to_the_model(model):
 
 
 def test_auto_holds_a_call_that_has_begun_to_its_schema(model):
-    """Nothing is forced behind the trigger: the lazy grammar does the rest."""
+    """Nothing is forced after the trigger: the lazy grammar does the rest."""
     kwargs = {"logits_processor": begun(model), "temperature": 1.0}
     done = chat(model, **kwargs)["choices"][0]
     assert done["finish_reason"] == "tool_calls"
@@ -123,7 +123,7 @@ def test_auto_holds_a_call_that_has_begun_to_its_schema(model):
 
 
 @pytest.mark.parametrize("mark", ["<tool_call>\n", "<<tool_call>\n", "a <tool_call>\n", "<tool_<tool_call>\n"])
-def test_a_trigger_is_found_behind_a_long_answer(model, mark):
+def test_a_trigger_is_found_after_a_long_answer(model, mark):
     """In linear time: llama.cpp searches the whole answer again with every token."""
     template = ChatTemplate(model._model, TOOLS)
     request = {"messages": USER, "tools": [WEATHER], "tool_choice": "auto"}
@@ -181,7 +181,7 @@ def test_calls_and_results_come_back_in_the_prompt(model):
     assert model.apply_template(older, tools=[CLOCK]) == prompt
 
 
-def test_an_answer_cut_off_is_no_error(model):
+def test_an_answer_cut_off_is_not_an_error(model):
     done = chat(model, tool_choice="required", max_tokens=12)["choices"][0]
     assert done["finish_reason"] == "length"
 

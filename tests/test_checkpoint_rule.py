@@ -34,7 +34,7 @@ def test_a_prompt_has_one_before_its_end():
     assert walk(0, 700) == ([700 - TAIL], [512, 188 - TAIL, TAIL])
 
 
-def test_a_prompt_that_goes_on_has_one_at_its_beginning():
+def test_a_prompt_that_continues_has_one_at_its_beginning():
     assert walk(700, 100) == ([700, 800 - TAIL], [100 - TAIL, TAIL])
 
 

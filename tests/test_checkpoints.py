@@ -283,7 +283,7 @@ def test_sequences_keep_checkpoints_of_their_own(serve, start, text, name):
 
 @pytest.mark.parametrize("name", ["qwen3next", "gemma3"])
 def test_a_step_that_fails_takes_back_all_its_sequences(serve, start, text, name):
-    """A native abort in a joint batch: what is left of each sequence is found out, and the others go on."""
+    """After a native abort in a joint batch, what is left of each sequence is determined, and the others continue."""
     prompts = [text[:N], text[40:170]]
     said = [greedy(start(name), tokens, 6) for tokens in prompts]
     with serve(name, n_seq=3) as server:
@@ -321,7 +321,7 @@ def test_a_prompt_waits_for_a_checkpoint_of_the_one_that_is_read(serve, text):
 
 
 @pytest.mark.parametrize("name", ["qwen3next", "gemma3"])
-def test_rows_without_their_state_are_copied_for_nobody(serve, start, text, name, tmp_path, monkeypatch):
+def test_rows_without_their_state_are_not_copied(serve, start, text, name, tmp_path, monkeypatch):
     """Another prompt begins as one whose rows have come from the store, and the recurrent state not yet."""
     small_blocks(monkeypatch)
     prompt, fetch, go = text[:200], Finder.fetch, Event()

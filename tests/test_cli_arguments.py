@@ -22,7 +22,7 @@ def test_lists_and_ranges(text, numbers):
 
 
 @pytest.mark.parametrize("text", ["", "x", "1,", "1-", "1-2x3", "1-8*", "-1", "1 2"])
-def test_what_is_no_list(text):
+def test_what_is_not_a_list(text):
     with pytest.raises(ValueError, match=r"not a number|neither a number nor a range|below 0"):
         int_list(text)
 

@@ -60,7 +60,7 @@ def test_a_single_turn_and_escapes():
     assert TURN.search(escaped.stderr)[1] != TURN.search(plain.stderr)[1]
 
 
-def test_bytes_that_are_no_text_and_long_lines():
+def test_bytes_that_are_not_text_and_long_lines():
     done = run("chat", *YES, "-c", "9000", "--method", "longheads", input=b"caf\xe9?\n" + b"long " * 4000 + b"\n")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("the message is not UTF-8") == 1
@@ -125,7 +125,7 @@ def test_turns_leave_and_the_line_says_so():
     assert done.returncode == 1
 
 
-def test_a_file_that_does_not_fit_is_told_before(tmp_path):
+def test_a_file_that_does_not_fit_is_reported_before(tmp_path):
     (tmp_path / "long").write_text("word " * 900)
     done = run("chat", *YES, input=f"/read {tmp_path}/long\n")
     assert re.search(r"(\d+) tokens of files go before the next message; there is room for 512", done.stderr)

@@ -1,4 +1,4 @@
-"""pylongctx chat in a terminal: lines that are edited, Ctrl-C, what is drawn, and conversations that go on."""
+"""pylongctx chat in a terminal: lines that are edited, Ctrl-C, what is drawn, and conversations that continue."""
 
 import re
 
@@ -158,7 +158,7 @@ def test_lines_of_an_earlier_session_and_tab(tmp_path):
         terminal.end()
 
 
-def test_a_conversation_goes_on(tmp_path):
+def test_a_conversation_continues(tmp_path):
     cache = {"LCTX_CACHE": str(tmp_path / "cache")}
     with Terminal("chat", *YES, "-c", "512", **cache) as terminal:
         terminal.until("> ")

@@ -87,7 +87,7 @@ def test_the_same_seed_says_the_same():
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_bytes_that_are_no_text():
+def test_bytes_that_are_not_text():
     done = run("complete", "-n", "2", "--echo", input=b"caf\xe9 au lait")
     assert done.returncode == 0
     assert done.stdout.startswith("caf\u00e9 au lait")
@@ -126,7 +126,7 @@ def start(*args, **kwargs):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), **kwargs)
 
 
-def test_a_reader_that_has_enough_is_no_error():
+def test_a_reader_that_has_enough_is_not_an_error():
     with start("-p", PROMPT, *ENDLESS) as process:
         assert process.stdout.read(10)
         process.stdout.close()

@@ -113,7 +113,7 @@ def test_a_stopped_answer_is_part_of_the_conversation(talk, method):
     assert conversation.turn.reason in ("stop", "length")
 
 
-def test_a_message_without_an_answer_is_no_part_of_the_conversation(talk):
+def test_a_message_without_an_answer_is_not_a_part_of_the_conversation(talk):
     conversation = talk()
     said(conversation.ask("Hello?", never))
     messages = [*conversation.messages]
@@ -146,7 +146,7 @@ def test_too_long_a_message_changes_nothing(talk):
 
 
 @pytest.mark.parametrize("method", ["full", CORM])
-def test_a_saved_conversation_goes_on(talk, tmp_path, method):
+def test_a_saved_conversation_continues(talk, tmp_path, method):
     first, second = talk(method), talk(method, system=None)
     for text in ("Hello?", "And then?"):
         said(first.ask(text, never))

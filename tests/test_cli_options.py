@@ -292,7 +292,7 @@ def test_bench_says_that_it_measures_this_machine(capsys, option):
     assert f"argument {option}: not supported: bench" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_text(tmp_path, capsys, caplog):
+def test_a_file_that_is_not_text(tmp_path, capsys, caplog):
     (tmp_path / "odd").write_bytes(b"caf\xe9\r\n")
     assert parse("--grammar-file", str(tmp_path / "odd")).grammar_file == "caf\u00e9"
     assert "odd: read as Windows-1252, as it is not UTF-8" in caplog.text

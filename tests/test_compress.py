@@ -119,7 +119,7 @@ def test_pages_are_freed(start):
         assert usage.peak_bytes > before.bytes
 
 
-def test_many_questions_go_on_from_one_text(start):
+def test_many_questions_continue_from_one_text(start):
     """Each as if it was the first."""
     text, questions = random_tokens(1, N), [random_tokens(seed, 9) for seed in (3, 4, 3)]
     answers = []
@@ -167,7 +167,7 @@ def test_a_text_is_compressed_again(start):
 
 @pytest.mark.parametrize("method", ["kvzip", Evicting(BASES["longheads-dca"], Kvzip(1, 1)).text()])
 @pytest.mark.parametrize("type_k", ["f32", "q8_0"])
-def test_a_state_of_a_compressed_text_goes_on_with_the_same_logits(model_path, method, type_k):
+def test_a_state_of_a_compressed_text_continues_with_the_same_logits(model_path, method, type_k):
     text, rest, path = random_tokens(1, N), random_tokens(2, 30), model_path("llama-wide")
     with open_llama(path, method, type_k=type_k, **SIZES) as llm:
         llm.eval(text)
@@ -210,7 +210,7 @@ def test_a_copy_is_compressed_for_itself(lib, open_session):
     assert session.restorable(N + 3, 1) == N + 3
 
 
-def test_states_beside_the_rows_come_back(tmp_path):
+def test_states_that_are_not_rows_come_back(tmp_path):
     """A window and a recurrent state go back to a checkpoint after each replay."""
     text, rest = random_tokens(1, N), random_tokens(2, 20)
     for model in ("gemma3", "qwen3next"):
@@ -229,7 +229,7 @@ def test_states_beside_the_rows_come_back(tmp_path):
 # ---- refusals ----
 
 
-def check_goes_on(llm: Llama, text: list[int], logits: np.ndarray) -> None:
+def check_continues(llm: Llama, text: list[int], logits: np.ndarray) -> None:
     """The text is as it was, and can be compressed."""
     assert list(llm.eval_tokens) == text
     assert llm.kv_usage().rows.min() == len(text)
@@ -330,7 +330,7 @@ def test_a_replay_that_is_stopped_changes_nothing(start, logits, end):
             llm.compress(0.5)
         del llm.session.context.decode
         llm.session.context.abort = False
-        check_goes_on(llm, text, logits)
+        check_continues(llm, text, logits)
 
 
 def repeated(llm: Llama, probe: np.ndarray) -> np.ndarray:

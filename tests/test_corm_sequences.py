@@ -141,7 +141,7 @@ def slow(model_path) -> list[int]:
 
 @pytest.fixture
 def voted(start, slow):
-    """Return a session with batches that end at 64 (an eviction is due), 80 (nobody voted since) and 94 (six voted)."""
+    """Return a session with batches that end at 64 (an eviction is due), 80 (no votes since) and 94 (six votes)."""
     session = start(SLOW, n_batch=64, n_ubatch=64)
     for first, end in ((0, 32), (32, 64), (64, 80), (80, 94)):
         session.decode(slow[first:end])

@@ -165,7 +165,7 @@ def test_the_prompt_of_the_checkpoint_is_not_evaluated_at_all(model_path):
         complete(llm, prompt + FIRST, 50)
         with counted(llm) as sizes:
             assert complete(llm, prompt, 30) == want
-        assert sum(sizes) == 29  # those that it said itself, but for the last
+        assert sum(sizes) == 29  # those of the answer, except the last
 
 
 def test_a_stream_continues_from_the_checkpoint(model_path):

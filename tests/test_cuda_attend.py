@@ -93,7 +93,7 @@ def test_rows_of_few_bits_become_the_nearest_halves(emulated, kv_type):
 @pytest.mark.parametrize("largest", [7e4, 1e5, 1e8, 1e12])
 @pytest.mark.parametrize("kv_type", ["f32", "bf16"])
 def test_values_beyond_a_half_are_read_as_they_are(emulated, kv_type, largest, n_tokens):
-    """Up to 1e9; small ones beside them keep their precision, and NaN stays in its channel."""
+    """Up to 1e9; small ones next to them keep their precision, and NaN stays in its channel."""
     case = replace(OP_CASES[0], n_rows=200, n_tokens=n_tokens, type_k="q8_0", type_v=kv_type)
     x = make_inputs(case)
     x.v[20, :, :32], x.v[150, :, 3], x.v[30, 0, 40] = largest, -largest, np.nan
@@ -137,7 +137,7 @@ def test_keys_are_stored_without_their_center(emulated, kv_type):
 
 @pytest.mark.parametrize("n_tokens", [1, 20])
 def test_a_key_that_is_nan_is_not_hidden(emulated, n_tokens):
-    """Whoever reads it is NaN, also where parts of the rows are merged; the other KV head is as it was."""
+    """Each query that reads it gives NaN, also where parts of the rows are merged; the other KV head is unaffected."""
     case = replace(OP_CASES[0], n_rows=700, n_tokens=n_tokens, n_head=2, n_head_kv=2, lse=True)
     x = make_inputs(case)
     x.k[300, 0] = np.nan

@@ -34,7 +34,7 @@ const lctx_cuda_module * lctx_cuda_module_get(void) {
 
 
 def package(folder: Path, build: str | None) -> Path:
-    """Make a package pylongctx_cuda with a module of a build, or with a file that is no library."""
+    """Make a package pylongctx_cuda with a module of a build, or with a file that is not a library."""
     library = folder / "pylongctx_cuda" / "lib" / "libpylongctx-cuda.so"
     library.parent.mkdir(parents=True)
     (folder / "pylongctx_cuda" / "__init__.py").touch()
@@ -87,7 +87,7 @@ print(lib.lctx_cuda_load(str(cuda_library()).encode(), reason, 100) == lib.LCTX_
     assert done.stdout == "True there is a CUDA backend already\n", done.stderr
 
 
-def test_a_file_that_is_no_library_is_refused(tmp_path):
+def test_a_file_that_is_not_a_library_is_refused(tmp_path):
     done = run(package(tmp_path, None), "import pylongctx._lib")
     assert done.returncode == 1
     assert "ImportError: the CUDA backend" in done.stderr and "cannot be loaded" in done.stderr

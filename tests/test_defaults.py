@@ -34,7 +34,7 @@ def test_a_model_that_is_served_has_a_method(embedded_model, caplog):
     assert caplog.messages == []
 
 
-def test_a_setting_that_is_refused_is_no_reason_to_fall_back(embedded_model, caplog):
+def test_a_setting_that_is_refused_is_not_a_reason_to_fall_back(embedded_model, caplog):
     with pytest.raises(InvalidInput, match="offload"):
         new(embedded_model, kv_offload="host")
     assert caplog.messages == []

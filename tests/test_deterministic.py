@@ -1,4 +1,4 @@
-"""deterministic=True: a token has the same bits, whatever is computed beside it and however its text was divided."""
+"""deterministic=True: a token has the same bits, whatever else is in its batch and however its text was divided."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -131,7 +131,7 @@ def answer(llm, prompt, n=40):
 
 
 @pytest.mark.parametrize("method", ["full", "longheads,chunk_size=16,window=128", SPECS["dca"]])
-def test_answers_behind_a_prefix_that_was_there(embedded_model, tmp_path, method):
+def test_answers_after_a_cached_prefix(embedded_model, tmp_path, method):
     """In the context, and in a store of an earlier process; drafts change nothing either."""
     given = {"n_ctx": 1024, "method": method, "deterministic": True}
     with new(embedded_model, **given) as llm:
@@ -158,7 +158,7 @@ def test_a_store_keeps_rows_of_both_apart(embedded_model, tmp_path):
 
 
 @pytest.mark.parametrize("kv", ["f16", "q8_0"])
-def test_answers_beside_others(embedded_model, kv):
+def test_answers_next_to_others(embedded_model, kv):
     """As those of the sequence when it is alone."""
     need("server", "fastapi", "uvicorn", "prometheus_client", "httpx", "openai")
     given = {"n_ctx": 512, "type_k": kv, "type_v": kv, "deterministic": True}
@@ -188,7 +188,7 @@ def test_answers_beside_others(embedded_model, kv):
         ({"method": None}, "llama.cpp's own KV cache does not promise that; use method=full"),
         ({"method": "corm"}, "what a rule evicts depends on where batches end; use a method without a rule"),
         ({"method": "longheads+h2o"}, "what a rule evicts depends on where batches end"),
-        ({"embedding": True}, "a vector depends on the texts that are embedded beside"),
+        ({"embedding": True}, "a vector depends on the texts that are embedded with it"),
         ({"method": "longheads", "kv_offload": "host"}, "kv_offload is for GPUs"),
     ],
 )

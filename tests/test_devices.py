@@ -27,7 +27,7 @@ TOLERANCE = 1e-6  # the same kernels
 
 @contextmanager
 def reserved_port():
-    """Hold a port that nobody listens on: the system gives it to nobody who does not ask for it by number."""
+    """Hold a port without listening on it: the system gives it only to a process that asks for it by number."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that does the same may listen
         s.bind(("127.0.0.1", 0))
@@ -185,7 +185,7 @@ def work(ffi, lib):
 
 
 @pytest.mark.parametrize("spec", ["full", SPECS["longheads-keys"]])
-def test_a_new_page_makes_nobody_wait(start, work, tokens, spec):
+def test_a_new_page_makes_no_one_wait(start, work, tokens, spec):
     """Its entry goes out between two graphs, in their order."""
     session, here = start(spec, "all"), start(spec, "cpu")
     want = [here.decode(tokens[:60], 30), here.decode(tokens[60:140], 1)]
@@ -215,7 +215,7 @@ def test_the_rows_of_a_state_go_together(start, work, tokens):
 
 
 def test_contexts_come_and_go(start, tokens):
-    """A context goes on while others on the same server are created, run and freed."""
+    """A context continues while others on the same server are created, run and freed."""
     want = start("full", "cpu").decode(tokens[:40], 1)
     session = start("full", "all")
     got = [session.decode(tokens[:10], 1)]

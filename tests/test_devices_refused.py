@@ -86,7 +86,7 @@ def ask_a_server_that_answers(answer: bytes, model) -> None:
 
 
 @pytest.mark.parametrize(("answer", "message"), [
-    (b"", "it hung up: it is no RPC server"),
+    (b"", "it hung up: it is not an RPC server"),
     (ANSWER + bytes([6, 1, 2]) + bytes(25), r"it speaks version 6\.1\.2"),
 ], ids=["nothing", "version"])  # fmt: skip
 def test_a_server_of_something_else(embedded_model, answer, message):
@@ -132,7 +132,7 @@ print("again", flush=True)
 
 
 def test_a_server_that_goes_away_is_an_exception(embedded_model):
-    """It names the server, the process goes on, and the model can be opened again."""
+    """It names the server, the process continues, and the model can be opened again."""
     with server() as (endpoint, process), server() as (other, _):
         command = [sys.executable, "-c", GONE, str(embedded_model), f"{endpoint},{other}", other]
         client = subprocess.Popen(

@@ -109,7 +109,7 @@ def test_few_blocks_are_not_run():
 
 
 def lines(name: str) -> list[str]:
-    """Return the commands of a page's shell blocks and code spans, lines that go on joined."""
+    """Return the commands of a page's shell blocks and code spans, with continued lines joined."""
     whole = "\n".join(block.code for block in blocks(name, "sh")).replace("\\\n", " ")
     spans = re.findall(r"`((?:pylongctx|python|make|pip) [^`]+)`", BLOCK.sub("", TEXTS[name]).replace("\n", " "))
     return [line.strip() for line in [*whole.splitlines(), *spans] if line.strip() and not line.strip().startswith("#")]

@@ -56,7 +56,7 @@ def test_the_same_text_at_its_own_place_is_exact(llm, embedded_f32):
 
 
 def test_a_text_elsewhere_changes_little(llm):
-    """Of what reading everything gives: the model still goes on with the text that it has read."""
+    """Compared with reading everything: the model still continues with the text that it has read."""
     one = llm.read(ONE)
     prompt = f"Read this. {one} It was the best of times, it was the worst of"
     llm.reset()
@@ -142,7 +142,7 @@ def test_messages_name_documents(llm):
         ({"type": "document", "text": "short"}, f"at least {MIN_SPAN} tokens"),
     ],
 )
-def test_parts_that_are_no_documents(llm, part, message):
+def test_parts_that_are_not_documents(llm, part, message):
     with pytest.raises(ValueError, match=message):
         llm.create_chat_completion([{"role": "user", "content": [part]}], max_tokens=1)
 
@@ -318,9 +318,9 @@ def test_a_document_in_other_tokens_is_named_in_the_log(llm, embedded_f32, mark,
             assert llm.session.placed == ()
             assert_same(llm.session.last_logits, full.session.last_logits, EXACT)
     ask(llm, f"Read. {two} Who?")
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(told) == 1
-    assert told[0].startswith(f"document 'one' is evaluated again in a prompt: its {len(one.tokens)} tokens are not in")
+    logs = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(logs) == 1
+    assert logs[0].startswith(f"document 'one' is evaluated again in a prompt: its {len(one.tokens)} tokens are not in")
 
 
 def test_a_document_that_a_template_rewrites_is_named_in_the_log(embedded_f32, caplog):
@@ -331,8 +331,8 @@ def test_a_document_that_a_template_rewrites_is_named_in_the_log(embedded_f32, c
             done = llm.create_chat_completion(messages, max_tokens=1, temperature=0.0)
         assert done["choices"][0]["finish_reason"] == "length"
         assert llm.session.placed == ()
-    told = [record.getMessage() for record in caplog.records if "evaluated again" in record.getMessage()]
-    assert told == ["document 'one' is evaluated again in a prompt: the chat template changes its text"]
+    logs = [record.getMessage() for record in caplog.records if "evaluated again" in record.getMessage()]
+    assert logs == ["document 'one' is evaluated again in a prompt: the chat template changes its text"]
 
 
 def test_an_earlier_process_has_read_it(embedded_f32, tmp_path):

@@ -17,7 +17,7 @@ PROMPT = TEXT.decode() * 3
 
 
 class Scripted(LlamaDraftModel):
-    """Guess so many tokens of a given text, and one wrong one."""
+    """Guess up to ``n_right`` tokens of a given text, and one wrong one."""
 
     def __init__(self, said, n_right):
         self.said = said

@@ -124,7 +124,7 @@ def test_long_texts_catch_up_together(embedded_model):
         assert lengths == [[3, 0], [3, 0], [3, 3], [3, 3]]
 
 
-def test_a_full_draft_context_is_no_draft(embedded_model, monkeypatch):
+def test_a_full_draft_context_is_not_a_draft(embedded_model, monkeypatch):
     """Sequences of texts that are not drafted any more are cleared."""
     with new(embedded_model, n_parallel=3) as small:
         draft = ModelDraft(small, n_max=3)

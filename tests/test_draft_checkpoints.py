@@ -138,7 +138,7 @@ def test_a_model_drafts_itself(start, tokens, drafts, name, n):
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_windows_keep_their_bits(start, tokens, drafts, n):
-    """The logits after texts that go on from where drafts were undone."""
+    """The logits after texts that continue from where drafts were undone."""
     prompts = [tokens[20 * i : N - 10 * i] for i in range(n)]
     given = {"deterministic": True, "n_parallel": n, "type_k": "f16", "type_v": "f16"}
 

@@ -199,7 +199,7 @@ def test_a_length_is_kept_while_no_draft_is_verified(monkeypatch):
     assert len(chosen) == 4
 
 
-def test_no_room_is_no_draft():
+def test_no_room_is_not_a_draft():
     assert DraftLength().choose(measured({1: 1.0}), 0, 0) == 0
 
 

@@ -29,7 +29,7 @@ def test_missing_model():
         Llama("/no/such.gguf")
 
 
-def test_a_file_that_is_no_model(tmp_path):
+def test_a_file_that_is_not_a_model(tmp_path):
     path = tmp_path / "text.gguf"
     path.write_text("not a model")
     with pytest.raises(ValueError, match=r"\w") as caught:

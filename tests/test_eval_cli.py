@@ -74,7 +74,7 @@ def test_a_standard_task_has_its_fields_from_options():
     ]
 
 
-def test_passkey_goes_on_where_it_stopped(tmp_path, capsys):
+def test_passkey_continues_where_it_stopped(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     options = ["eval", "passkey", "--lengths", "160", "--method", "full", "--json", str(out)]
     assert main([*options, "--limit", "1"]) == 0
@@ -116,13 +116,13 @@ def test_needle_prints_depths_by_lengths(tmp_path, capsys):
     assert ["\u2502", "100", "%", "\u2502", share[150, 100], "\u2502", share[200, 100], "\u2502"] in rows
 
 
-def test_recall_prints_scores_and_how_many_answers_are_as_read_anew(tmp_path, capsys):
+def test_recall_prints_scores_and_how_many_answers_a_fresh_prefill_repeats(tmp_path, capsys):
     out = tmp_path / "out.jsonl"
-    options = ["--lengths", "400", "--limit", "1", "--questions", "2", "--anew", "1", "--json", str(out)]
+    options = ["--lengths", "400", "--limit", "1", "--questions", "2", "--fresh", "1", "--json", str(out)]
     asked = ["--asked", "number", "--asked", "literal", "--decoys", "1"]
     assert main(["eval", "recall", *options, *asked, "--method", "full"]) == 0
     found = lines(out)
-    assert [(line["task"], len(line["turns"]), line["n_anew"]) for line in found] == [
+    assert [(line["task"], len(line["turns"]), line["n_fresh"]) for line in found] == [
         ("recall-1-decoys", 2, 1),
         ("recall-names-1-decoys", 2, 1),
     ]
@@ -297,7 +297,7 @@ def test_errors_are_one_line(args, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_lengths_that_are_no_numbers_are_told_why(capsys):
+def test_lengths_that_are_not_numbers_are_refused_with_the_reason(capsys):
     with pytest.raises(SystemExit):
         main(["eval", "passkey", "--lengths", "512-64"])
     assert "the range '512-64' is empty" in capsys.readouterr().err

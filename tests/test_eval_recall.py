@@ -158,22 +158,22 @@ def one(embedded_model, method, **fields):
 
 
 @pytest.mark.parametrize("method", ["none", "full", "longheads,window=128", "window,window=124", "tova,budget=256"])
-def test_the_text_is_read_once_and_answers_are_those_of_reading_anew(embedded_f32, method):
-    task, record = one(embedded_f32, method, anew=3)
+def test_the_text_is_read_once_and_answers_are_those_of_a_fresh_prefill(embedded_f32, method):
+    task, record = one(embedded_f32, method, fresh=3)
     questions = record["n_evaluated"] - record["n_tokens"]
-    assert questions < LENGTH // 2  # of three, that read the text anew: more than 1400
-    assert (record["n_anew"], record["n_same"]) == (3, 3)
+    assert questions < LENGTH // 2  # three that each read the text would take more than 1400
+    assert (record["n_fresh"], record["n_same"]) == (3, 3)
     assert task.summary([record])["same"] == 1
 
 
 def test_a_text_is_compressed_before_the_questions(embedded_model):
     """The window has room for a replay, and what is held at the end is less than half of the text."""
-    task, record = one(embedded_model, "kvzip", compress=0.4, anew=3)
+    task, record = one(embedded_model, "kvzip", compress=0.4, fresh=3)
     assert task.name == "recall-compressed-0.4"
     assert [turn["answer"] for turn in record["turns"]] == [
         turn["answer"] for turn in one(embedded_model, "full")[1]["turns"]
     ]
-    assert record["n_anew"] == 3
+    assert record["n_fresh"] == 3
     assert 0.4 < record["kv_bytes"] / record["kv_full_bytes"] < 0.6
     with pytest.raises(ValueError, match="use --method kvzip"):
         one(embedded_model, "tova,budget=256", compress=0.4)
@@ -199,7 +199,7 @@ def test_the_perplexity_of_the_end_comes_from_the_same_reading(embedded_model):
 
 def test_scores_are_by_depth():
     turns = [{"depth_percent": d, "right": r} for d, r in ((10.0, 1), (50.0, 0), (90.0, 1))]
-    records = [{"turns": turns, "n_anew": 2, "n_same": 1}, {"turns": turns[:2], "n_anew": 2, "n_same": 2}]
+    records = [{"turns": turns, "n_fresh": 2, "n_same": 1}, {"turns": turns[:2], "n_fresh": 2, "n_same": 2}]
     assert Recall().summary(records) == {"score": 3 / 5, "depth 10": 1, "depth 50": 0, "depth 90": 1, "same": 0.75}
 
 
@@ -208,7 +208,7 @@ def test_the_name_and_the_digest_tell_how_is_asked(embedded_model, words):
     assert [task.name for task in tasks] == ["recall", "recall-names", "recall-paraphrased", "recall-2-decoys"]
     cell, (sample,) = Cell(str(embedded_model), "full", Recall(), LENGTH), Recall(tests=1).samples(words, LENGTH, 0)
     same = replace(cell, task=Recall(tests=9))
-    assert digest(cell, sample) == digest(same, sample) != digest(replace(cell, task=Recall(anew=1)), sample)
+    assert digest(cell, sample) == digest(same, sample) != digest(replace(cell, task=Recall(fresh=1)), sample)
 
 
 def test_a_prompt_is_compressed_for_its_question(embedded_f32):

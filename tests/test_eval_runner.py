@@ -67,7 +67,7 @@ def test_a_job_makes_one_record_per_sample(records):
         assert json.loads(json.dumps(record)) == record
 
 
-def test_a_peak_that_cannot_begin_anew_is_not_told(monkeypatch, job, samples, records):
+def test_a_peak_that_cannot_be_reset_is_not_recorded(monkeypatch, job, samples, records):
     monkeypatch.setattr(runner, "reset_peak_memory", lambda: False)
     (record,) = run(job, samples, {record["digest"] for record in records[1:]})
     assert records[0].keys() - record.keys() == {"peak_rss"}
@@ -176,7 +176,7 @@ def test_a_file_of_something_else_is_refused(tmp_path, line):
 
 
 class Scripted:
-    """A Llama that says certain words and then goes on for ever; "end" ends."""
+    """A Llama that says certain words and then repeats the last one forever; "end" ends."""
 
     method = None
     n_evaluated = 0

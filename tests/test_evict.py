@@ -1,8 +1,8 @@
 """Heads that drop rows, one layer at a time: ``lctx_layer_run`` against the oracle (see ``test_oracle_evict.py``).
 
-A decision that float32 may take otherwise than float64 is checked where it falls: the native run of the rows so far
-says what was kept, which must lie between what stays for certain and what possibly stays, and the oracle goes on from
-there.
+A decision on which float32 and float64 may differ is checked when it is made: the native run of the rows so far says
+which rows were kept. They must include those that certainly stay, and only those that may stay; the oracle continues
+from there.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Executors: every sample once, whoever runs it and whoever dies; as many processes as memory allows."""
+"""Executors run every sample once, also when processes die, in as many processes as memory allows."""
 
 import os
 import signal

@@ -221,7 +221,7 @@ def test_other_tokens_are_found_out(monkeypatch, text):
         assert len(gpu_checks.differences("", None, 99, text)[1]) == n_other
 
 
-def test_a_model_goes_on_as_it_says(embedded_model):
+def test_a_model_continues_as_it_says(embedded_model):
     prompt = gpu.tokens_of(str(embedded_model), 40)
     assert len(prompt) == 40
     text = gpu_checks.greedy(str(embedded_model), prompt, 3)
@@ -254,7 +254,7 @@ def test_a_feature_that_fails_is_named_and_the_others_run(monkeypatch, text):
 
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
-def test_every_method_is_timed_beside_stock(phase):
+def test_every_method_is_timed_next_to_stock(phase):
     speeds = list(gpu_speed.layer_speeds("CPU", "f16", 1024, phase, 1e9, repeats=1, n_layer=2, shape=SMALL))
     assert [speed.method for speed in speeds] == list(gpu_speed.METHODS)
     for speed in speeds:

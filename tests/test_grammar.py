@@ -170,7 +170,7 @@ def test_an_ambiguous_grammar_ends_its_generation_alone(llm, name):
     assert say(llm, 'root ::= "yes"')["text"] == "yes"
 
 
-def test_others_go_on_beside_an_ambiguous_grammar(embedded_model):
+def test_others_continue_next_to_an_ambiguous_grammar(embedded_model):
     """The engine has one thread: a token may take a second of it, and then its request fails."""
     httpx = need("server", "fastapi", "httpx")
     from serving import running
@@ -206,7 +206,7 @@ def test_a_schema_that_is_none(schema, reason):
         schema_to_gbnf(schema)
 
 
-def test_a_grammar_that_is_no_text(llm):
+def test_a_grammar_that_is_not_text(llm):
     with pytest.raises(TypeError, match="grammar must be a LlamaGrammar or GBNF text, not int"):
         say(llm, 7)
 

@@ -141,7 +141,7 @@ def test_a_server_answers_deep_arguments_with_400():
 
 
 @pytest.mark.parametrize("n", [900, 1100, 200000])
-def test_an_answer_that_nests_deeply_is_no_crash(llm, n):
+def test_an_answer_that_nests_deeply_is_not_a_crash(llm, n):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     syntax = ChatTemplate(llm._model, TOOLS).render({"messages": USER, "tools": [tool]}).syntax
     parser = AnswerParser(syntax)

@@ -46,7 +46,7 @@ def test_no_mutation_of_a_file_ends_the_process(tmp_path):
 
 
 def test_the_fuzzer_sees_a_process_that_dies(tmp_path, monkeypatch):
-    """A child that is killed, and one that hangs, are lines of their own; those behind them run."""
+    """A seed whose child is killed or hangs has a line of its own, and the seeds after it run."""
 
     def use(path, seed):
         if seed == 1:
@@ -250,7 +250,7 @@ def test_weights_of_types_that_cannot_be_computed_are_refused(model_path, tmp_pa
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(20), NOISE], ids=len)
-def test_files_that_are_no_models(tmp_path, content):
+def test_files_that_are_not_models(tmp_path, content):
     path = tmp_path / "none.gguf"
     path.write_bytes(content)
     with pytest.raises(InvalidInput, match=r"\w"):
@@ -294,12 +294,12 @@ def test_a_damaged_row_of_the_output_names_its_token(tmp_path):
         ):
             with pytest.raises(LctxError, match=r"the logit of token 17 is nan; the model is damaged"):
                 choose()
-        llm.eval([4])  # it goes on
+        llm.eval([4])  # the context can still be used
         assert np.isnan(llm.scores[-1]).nonzero()[0].tolist() == [17]
 
 
 @pytest.mark.parametrize(("value", "named"), [(np.nan, "token 6 is NaN"), (np.inf, "token 6 is infinite")])
-def test_a_processor_that_spoils_logits_is_told_which(model_path, value, named):
+def test_a_processor_that_spoils_logits_is_named(model_path, value, named):
     def spoil(input_ids, logits):
         logits[6:20] = value
         return logits

@@ -242,7 +242,7 @@ def test_settings(tmp_path_factory, setting, tmp_path):
 
 
 def test_overridden_metadata_in_a_saved_file(tmp_path):
-    """Values have other types in a file than in memory; another order of them is no difference."""
+    """Values have other types in a file than in memory; their order makes no difference."""
     path, one = make_model(tmp_path / "model.gguf", SHAPE), {"llama.rope.freq_base": 5e4, "general.name": "x"}
     state = LlamaState.from_bytes(fill(path, tmp_path / "kv", kv_overrides=one).to_bytes())
     assert served(path, tmp_path / "kv", state, kv_overrides=dict(reversed(one.items())))

@@ -113,7 +113,7 @@ def test_findings_without_a_choice_have_no_hit_rate():
     assert (numbers["hit_rate_top1"], numbers["hit_rate_top5"]) == (None, None)
 
 
-def test_a_chunk_that_nobody_reads_is_no_hit():
+def test_a_chunk_that_no_head_reads_is_not_a_hit():
     assert hit_rate(one_query([[0, 2, 5, 6]]), [1], 4) == 0
 
 

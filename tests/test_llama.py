@@ -226,7 +226,7 @@ def test_n_ctx_zero_is_the_trained_context_or_more(embedded_model):
     "method",
     ["selfextend,group_size=2,neighbor_window=128", "selfextend,group_size=3"],
 )
-def test_n_ctx_zero_is_no_more_than_the_method_reaches(embedded_model, method):
+def test_n_ctx_zero_is_at_most_what_the_method_reaches(embedded_model, method):
     with pytest.raises(InvalidInput, match="n_ctx up to") as reason:
         new(embedded_model, n_ctx=2048, method=method)
     with new(embedded_model, n_ctx=0, method=method) as llm:

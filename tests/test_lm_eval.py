@@ -89,7 +89,7 @@ def test_loglikelihoods_equal_a_log_softmax_of_all_logits(path, open_lm, method)
         assert is_greedy == want[1]
 
 
-def test_the_greedy_continuation_is_told_from_others(open_lm):
+def test_the_greedy_continuation_is_distinguished_from_others(open_lm):
     lm = open_lm()
     tokens = lm.tok_encode(LONG[:100])
     greedy = list(islice(lm.llm.generate(tokens, temp=0.0), 4))

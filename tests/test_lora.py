@@ -192,7 +192,7 @@ def test_a_state_belongs_to_its_adapters(model, adapter, tokens):
         ({"alpha": float("nan")}, "adapter.lora.alpha must be from -1e.06 to 1e.06, not nan"),
     ],
 )
-def test_files_that_are_no_adapter_of_this_model(model, pairs, tmp_path, change, message, tokens):
+def test_files_that_are_not_adapters_of_this_model(model, pairs, tmp_path, change, message, tokens):
     path = write_adapter(tmp_path / "bad.gguf", pairs, **change)
     with pytest.raises(InvalidInput, match=message):
         open_model(model, lora_path=str(path))

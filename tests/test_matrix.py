@@ -137,6 +137,16 @@ def test_the_plan_for_real_models_can_be_made(tmp_path):
             assert make_samples(cell)
 
 
+def test_names_may_have_files_of_their_own(tmp_path):
+    (tmp_path / "m.toml").write_text(
+        'lengths = [512]\nmethods = "full"\n[[tasks]]\nkind = "ruler"\nname = ["vt", "qa_1", "qa_2"]\n'
+        'data = {qa_1 = "squad.json", qa_2 = "hotpot.json"}\n'
+    )
+    tasks = [wanted.task for wanted in make(read(str(tmp_path / "m.toml"))).tasks]
+    files = {"vt": None, "qa_1": str(tmp_path / "squad.json"), "qa_2": str(tmp_path / "hotpot.json")}
+    assert {task.name: task.data for task in tasks} == files
+
+
 def test_several_names_are_several_tasks():
     tasks = make({"lengths": [512], "tasks": [{"kind": "ruler", "name": ["vt", "niah_single_1"], "tests": 2}]}).tasks
     assert [(wanted.task.name, wanted.task.tests) for wanted in tasks] == [("vt", 2), ("niah_single_1", 2)]
@@ -198,6 +208,10 @@ def test_a_method_that_is_named_twice_is_run_once():
         ({"lengths": 64, "tasks": [PASSKEY | {"methods": []}]}, "'passkey' has no methods"),
         ({"methods": ["fuII"], "tasks": [PASSKEY | {"methods": "full"}]}, "unknown method 'fuII'"),
         ({"tasks": [{"kind": "poem"}]}, "a task has no kind 'poem'"),
+        (
+            {"lengths": 64, "tasks": [{"kind": "ruler", "name": "vt", "data": {"qa_1": "a.json"}}]},
+            "a task of kind 'ruler' has data for 'qa_1', which is not one of its names",
+        ),
         ({"tasks": [PASSKEY]}, "'passkey' has no lengths"),
         ({"lengths": 64, "tasks": [PASSKEY | {"haystack": ["a", "b"]}]}, "'passkey' has one haystack, not a list"),
         ({"lengths": 64, "tasks": [PASSKEY, PASSKEY | {"tests": 2}]}, "two tasks are 'passkey' at the same length"),

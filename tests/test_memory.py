@@ -46,7 +46,7 @@ def test_a_copy_continues_like_its_original(start, method, tokens):
     for i in range(0, 90, 45):
         session.decode_mixed([(0, t) for t in tokens[i : i + 45]])
     assert session.copy(0, 2)
-    # both write to what was one page, complete what was one chunk, and go on until it may be chosen
+    # both write to a shared page, complete a shared chunk, and continue until it may be chosen
     a, b = tokens[90:165], tokens[130:205]
     steps = [[(0, x) for x in a[i : i + 15]] + [(2, x) for x in b[i : i + 15]] for i in range(0, 75, 15)]
     parts = [session.decode_mixed(step).reshape(2, 15, -1) for step in steps]

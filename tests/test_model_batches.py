@@ -82,7 +82,7 @@ def test_embeddings_take_the_place_of_tokens(program, name):
 
 @pytest.mark.parametrize("name", ["qwen2vl", "qwen3vl", "qwen35"])
 def test_pictures_of_models_with_sections_are_refused(program, name):
-    """And text goes on as if they had not been there."""
+    """And text continues at their positions."""
     got, log = program(name, "pictures", "full")
     assert got["status"][1] != 0
     assert not got["status"][[0, 2]].any()

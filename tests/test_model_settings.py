@@ -171,7 +171,7 @@ def test_rope_numbers_that_are_none_are_refused_by_name(tmp_path, name, value, m
 
 
 @pytest.mark.parametrize("name", ["rope_freq_base", "yarn_beta_slow", "rope_scaling_type"])
-def test_what_is_no_number_is_refused_by_name(tmp_path, name):
+def test_what_is_not_a_number_is_refused_by_name(tmp_path, name):
     with pytest.raises(TypeError, match=f"{name}='x'"):
         Llama(str(make_model(tmp_path / "model.gguf")), n_ctx=64, verbose=False, **{name: "x"})
 

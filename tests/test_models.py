@@ -171,7 +171,7 @@ def test_methods_go_beyond_the_trained_context_in_any_batches(folder, tokens, fu
 @thin(table=KINDS)
 @pytest.mark.parametrize(("name", "method"), pairs(PROVEN, SELECTION))
 def test_choices_are_the_same_in_any_batches(folder, tokens, full, name, method):
-    """But for a near tie that falls the other way when other batches round otherwise."""
+    """Except at a near tie, where other batches may round differently and change the choice."""
     want = run(make(folder, name), SELECTION[method], tokens[:N])
     assert np.isfinite(want).all()
     assert abs(full(name) - want).max() > 1e-3 * abs(want).max()

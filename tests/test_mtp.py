@@ -218,7 +218,7 @@ def test_sizes_of_drafts(start, tokens):
     assert MtpDraft(4)(ids(tokens[:40]), session=session).tolist() == []  # another text than that of the sequence
 
 
-def test_a_full_context_is_no_draft(start, tokens, monkeypatch):
+def test_a_full_context_is_not_a_draft(start, tokens, monkeypatch):
     session = start("glm4moe-nextn").session
     session.eval(ids(tokens[:50]))
     context, step, left = session.context, session.context.draft_step, [2]

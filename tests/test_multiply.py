@@ -87,7 +87,7 @@ def test_product(name, shape):
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("shape", EXPERTS)
 def test_experts(name, shape):
-    """Tokens choose differently, and some experts are chosen by nobody."""
+    """Tokens choose differently, and some experts are not chosen at all."""
     n_block, n_rows, n_token, n_expert, n_used, n_own, n_threads = EXPERTS[shape]
     rng = np.random.default_rng(n_rows)
     k_dim = n_block * TYPES[name][0]

@@ -20,7 +20,7 @@ SMALL = {
     "refusal.h",
     "rpc-version.h",
 }
-BELOW = {  # what a room may include beside itself and the small headers of the root
+BELOW = {  # what a room may include in addition to itself and the small headers of the root
     "root": {"chat", "cpu", "cuda", "graph", "memory", "ops", "rpc"},
     "chat": set(),
     "rpc": set(),

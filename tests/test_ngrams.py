@@ -38,7 +38,7 @@ def test_the_tokens_that_followed(tokens, n_max, expected):
 
 
 @pytest.mark.parametrize(("n_min", "n_max", "expected"), [(3, 6, [3, 4, 5]), (4, 6, []), (3, 1, [3]), (4, 1, [])])
-def test_so_many_tokens_must_be_known(n_min, n_max, expected):
+def test_the_given_number_of_tokens_must_be_known(n_min, n_max, expected):
     """Also where fewer are wanted."""
     draft = NgramModDraft(n_match=2, n_max=6, n_min=n_min)
     draft(ids(1, 2, 3, 4, 5), session=of(None))

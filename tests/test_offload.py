@@ -182,7 +182,7 @@ def llama_8b(tmp_path):
 
         def there(room: int, method: str = "longheads") -> int:
             size = plan.sizes(method=method, kv_offload=room)[0]
-            return size.k + size.v - whole  # the host has all of them beside these
+            return size.k + size.v - whole  # the host holds all of K and V in addition
 
         yield there
 

@@ -13,7 +13,7 @@ from pylongctx.errors import PromptTooLong
 
 N_CTX = 256
 SYSTEM = {"role": "system", "content": "Tell me a story."}
-TEXTUAL = {3 + byte: -100.0 for byte in range(128, 256)}  # tokens of bytes that are no text
+TEXTUAL = {3 + byte: -100.0 for byte in range(128, 256)}  # tokens of bytes that are not text
 ENDLESS = {2: -100.0}  # the embedded model's end token
 
 
@@ -100,7 +100,7 @@ def test_turns_leave_whole(llm):
 
 
 @pytest.mark.parametrize(("chat_format", "n_ctx"), [("llama-2", 256), ("llama-3", 512), ("chatml", 1024)])
-def test_every_template_goes_on_from_what_stays(embedded_model, chat_format, n_ctx):
+def test_every_template_continues_from_what_stays(embedded_model, chat_format, n_ctx):
     """Where the system prompt is a part of the first turn, with calls of tools, with markers that are plain text."""
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
     calls = chat_format == "chatml"
@@ -205,7 +205,7 @@ def test_logits_of_all_tokens_move_with_them(embedded_model):
 # ---- while an answer is written ----
 
 
-def test_an_answer_goes_on_beyond_the_context(llm, monkeypatch):
+def test_an_answer_continues_beyond_the_context(llm, monkeypatch):
     """Turns leave one after the other, and the answer is what it would be: the logits processor sees all of it."""
     runs, text = watch_drops(llm, monkeypatch), " It was a day as any other." * 14
     force = script(llm, text)
@@ -223,7 +223,7 @@ def test_an_answer_goes_on_beyond_the_context(llm, monkeypatch):
     before = llm.session.n_evaluated
     messages = [*history(3), choice["message"], *said(3)[:1]]
     llm.create_chat_completion(messages, max_tokens=1, temperature=0.0)
-    assert llm.session.n_evaluated - before < 60  # the next turn goes on from there
+    assert llm.session.n_evaluated - before < 60  # the next turn continues from there
 
 
 def test_an_answer_ends_where_it_fills_the_context_alone(llm):
@@ -236,7 +236,7 @@ def test_an_answer_ends_where_it_fills_the_context_alone(llm):
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_a_completion_loses_half_of_what_is_behind_its_first_tokens(embedded_model, monkeypatch, drafts):
+def test_a_completion_loses_half_of_what_follows_its_first_tokens(embedded_model, monkeypatch, drafts):
     draft = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=6) if drafts else None
     with evicting(embedded_model, draft_model=draft) as llm:
         runs, prompt = watch_drops(llm, monkeypatch), llm.tokenize(TEXT)[:40]

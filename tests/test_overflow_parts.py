@@ -64,7 +64,7 @@ def test_a_turn_is_a_question_with_all_that_follows(roles, begins):
     assert turns([{"role": role, "content": ""} for role in roles.split()]) == begins
 
 
-def test_a_gap_is_found_where_most_of_a_text_is_behind_it():
+def test_a_gap_is_found_where_most_of_a_text_follows_it():
     rng = np.random.default_rng(0)
     text = rng.integers(0, 50, 500).astype(np.int32)
     for first, end in ((0, 40), (100, 300), (400, 460)):
@@ -73,7 +73,7 @@ def test_a_gap_is_found_where_most_of_a_text_is_behind_it():
         assert np.array_equal(np.delete(text, slice(*gap)), np.delete(text, slice(first, end)))
     assert find_gap(text, text) is None
     assert find_gap(text, text[:300]) is None
-    assert find_gap(text, np.delete(text, slice(400, 470))) is None  # too little is behind it
+    assert find_gap(text, np.delete(text, slice(400, 470))) is None  # too little comes after it
     assert find_gap(np.tile(text[:3], 400), np.tile(text[:3], 300)) is None
     assert find_gap(text[:0], text) is None
 

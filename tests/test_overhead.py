@@ -107,7 +107,7 @@ def test_evictions_run_once_per_border(open_session, numbers, name):
 
 
 def test_the_host_does_as_much_for_a_late_token_as_for_an_early_one(session, numbers):
-    """Bytes of inputs are equal; entries of block tables too, but for the pages that an eviction gives back."""
+    """Bytes of inputs are equal; entries of block tables too, except for the pages that an eviction gives back."""
     counts = []
     for start in (2 * PERIOD, N_CTX - PERIOD):
         session.decode(numbers[session.n_past : start], step=UBATCH)

@@ -117,7 +117,7 @@ def test_tensors_in_memory_of_the_host(path, given):
     ("given", "error", "message"),
     [
         ({"ffn": "CUDA7"}, ModelRefused, "there is no buffer type CUDA7; known are CPU"),
-        ({"(": "CPU"}, ModelRefused, r"override_tensor: \( is no regular expression"),
+        ({"(": "CPU"}, ModelRefused, r"override_tensor: \( is not a regular expression"),
         ({"": "CPU"}, TypeError, "override_tensor must be a dict of patterns"),
         ({"ffn": 1}, TypeError, "override_tensor must be a dict of patterns"),
         ("ffn=CPU", TypeError, "override_tensor must be a dict of patterns"),

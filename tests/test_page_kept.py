@@ -136,7 +136,7 @@ def test_files_that_the_browser_cannot_keep_are_named(page, tmp_path):
     assert texts(page, 2)
 
 
-def test_a_browser_without_room_says_so_and_goes_on(page):
+def test_a_browser_without_room_says_so_and_continues(page):
     page.run(NO_ROOM, "conversations", "messages", "parts")
     page.ask("It was")
     page.until(lambda: "no room for this conversation" in page.text("#notice"))
@@ -144,7 +144,7 @@ def test_a_browser_without_room_says_so_and_goes_on(page):
     page.until(lambda: "context" in page.all(".stats")[-1].text)
 
 
-def test_a_browser_that_keeps_nothing_says_so_and_goes_on(page, driver):
+def test_a_browser_that_keeps_nothing_says_so_and_continues(page, driver):
     script = {"source": "IDBFactory.prototype.open = () => { throw new DOMException('no', 'SecurityError'); };"}
     made = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", script)
     try:

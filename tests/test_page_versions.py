@@ -1,4 +1,4 @@
-"""Versions of answers and questions, answers that go on, answers that repeat themselves, and several at once."""
+"""Versions of answers and questions, continued answers, answers that repeat themselves, and several at once."""
 
 import pytest
 from needs import need
@@ -64,7 +64,7 @@ def test_escape_leaves_a_message_as_it_was(page):
     assert not page.find(".user .versions").is_displayed()
 
 
-def test_an_answer_that_was_cut_goes_on(page, server, monkeypatch):
+def test_an_answer_that_was_cut_continues(page, server, monkeypatch):
     page.open(temperature="0", max_tokens="8")
     first = page.ask(TEXT)
     page.click("Continue")
@@ -78,7 +78,7 @@ def test_an_answer_that_was_cut_goes_on(page, server, monkeypatch):
     assert page.sent()[1]["continue_final_message"] is True
 
 
-def test_a_stopped_answer_goes_on_and_one_that_ended_does_not(page, server, monkeypatch):
+def test_a_stopped_answer_continues_and_one_that_ended_does_not(page, server, monkeypatch):
     page.open(temperature="0", max_tokens="3000")
     forced(server, monkeypatch, COUNT)
     page.send(TEXT)
@@ -169,7 +169,7 @@ def test_another_conversation_is_answered_at_the_same_time(page, server, monkeyp
     assert page.all("#conversations .busy") == []
 
 
-def test_who_waits_for_a_sequence_is_told_so(page, server):
+def test_a_reader_who_waits_for_a_sequence_sees_it(page, server):
     page.open(temperature="0", max_tokens="4")
     with server.held():
         for text in ("One", "Two", "Three"):

@@ -58,7 +58,7 @@ def test_a_copy_of_nothing_is_empty(bound, name, tokens):
 
 @pytest.mark.parametrize("n_seq", [2, 3])
 def test_copies_leave_their_last_page_together(bound, tokens, n_seq):
-    """The pool is as large as the sequences, and the one that stays behind needs no new page."""
+    """The pool is as large as the sequences, and the one that keeps the shared page needs no new one."""
     session = bound(METHODS["full"], n_seq, None, n_ctx=PAGE_ROWS).session
     session.decode_mixed([(0, t) for t in tokens[:30]])
     for seq in range(1, n_seq):

@@ -80,7 +80,7 @@ def test_prompts_follow_from_seed_length_and_trial(llm):
     assert min(depths) < 0.3 < 0.7 < max(depths)
 
 
-def test_a_book_goes_on_after_the_key(llm):
+def test_a_book_continues_after_the_key(llm):
     book = Haystack("book", " ".join(str(i) for i in range(5000)) + "\n", continues=True)
     prompt = make_prompt(llm.tokenize, book, 400, 0, seed=0, separator="newline")
     _, before, _, after, _ = text_of(llm, prompt).split("\n")

@@ -9,7 +9,7 @@ from pylongctx._peak import peak_memory, reset_peak_memory
 MIB = 2**20
 
 
-def test_the_peak_begins_anew():
+def test_the_peak_can_be_reset():
     with mmap(-1, 64 * MIB) as block:  # malloc may hold what is freed
         for page in range(0, len(block), PAGESIZE):
             block[page] = 1
@@ -19,7 +19,7 @@ def test_the_peak_begins_anew():
     assert peak_memory() < with_block - 32 * MIB
 
 
-def test_a_system_that_cannot_begin_anew(tmp_path):
+def test_a_system_that_cannot_reset_it(tmp_path):
     assert not reset_peak_memory(tmp_path / "gone")
 
 

@@ -198,7 +198,7 @@ def test_an_estimate_needs_a_dry_model(ffi, embedded_model):
 # ---- what does not fit ----
 
 
-def test_a_large_model_is_told_before_it_is_read(tmp_path, free):
+def test_a_large_model_is_reported_before_it_is_read(tmp_path, free):
     shape = Shape(n_layer=32, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336, n_vocab=32000, n_ctx_train=8192)
     path = sparse_model(tmp_path / "8b.gguf", shape)
     assert path.stat().st_blocks * 512 < 4 * MIB
@@ -357,7 +357,7 @@ def test_every_sequence_of_a_server_gets_its_share(trained_long, free, caplog):
         assert line_of(caplog).startswith(f"n_ctx is {host.n_ctx} for each of 4 sequences, the largest that fits")
 
 
-def test_fewer_than_512_tokens_are_no_context(trained_long, free, caplog):
+def test_fewer_than_512_tokens_are_not_a_context(trained_long, free, caplog):
     """Without a smaller batch, the graphs would leave no room."""
     at = {"n_ctx": 0, "n_batch": 64, "n_ubatch": 64, "method": "full"}
     with Plan(str(trained_long), {"n_gpu_layers": 0}, SETTINGS | {"n_ctx": 512}, "full") as plan:
@@ -372,7 +372,7 @@ def test_fewer_than_512_tokens_are_no_context(trained_long, free, caplog):
     assert "n_ctx=256 (-c 256): fits" in str(reason.value)
 
 
-def test_who_knows_better_goes_on(embedded_model, free):
+def test_a_user_who_knows_better_continues(embedded_model, free):
     free(MIB)
     with new(embedded_model, n_ctx=10_000_000, method="full", preflight=False) as llm:
         llm.eval(llm.tokenize(TEXT))

@@ -29,9 +29,9 @@ class Witness:
     name : str
         What the recipe calls NAME.
     marks : str
-        Regular expression: the names that whoever adds such a thing must write.
+        Regular expression of the names that adding such a thing requires.
     elsewhere : dict
-        Files with a mark that are no part of the recipe, and why.
+        Files with a mark that are not part of the recipe, and why.
     """
 
     recipe: str

@@ -12,7 +12,7 @@ from pylongctx.report.records import perplexity as perplexity_of
 # ---- methods on the same samples ----
 
 
-def test_methods_beside_full_on_the_same_samples():
+def test_methods_compared_with_full_on_the_same_samples():
     right = {"full": (1, 1, 0, 1), "longheads": (1, 0, 0, 1), "corm": (1, 1), "tova": (1, 1, 0, 1)}
     costs = {"seconds": 2.0, "tokens_read": 100, "kv_bytes": 3 * 2**20}
     records = [
@@ -71,7 +71,7 @@ def test_records_are_in_the_order_of_the_matrix():
 # ---- tables ----
 
 
-def test_perplexities_are_of_all_tokens_and_large_ones_are_not_told():
+def test_perplexities_are_of_all_tokens_and_large_ones_are_not_shown():
     records = [
         texts(nll=np.log(4)),
         texts(nll=np.log(16)),
@@ -122,7 +122,7 @@ def test_what_the_model_cannot_do_itself_is_said():
     assert [g.title.partition(", ")[0] for g in grids(Evidence(records, ABOUT)) if "RULER" in g.title] == ["RULER"]
 
 
-def test_the_mean_of_ruler_is_told_without_what_the_model_cannot_do():
+def test_the_mean_of_ruler_without_what_the_model_cannot_do():
     records = [
         r
         for task, right in (("vt", 0.0), ("cwe", 0.5), ("fwe", 1.0))

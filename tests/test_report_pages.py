@@ -71,7 +71,7 @@ def test_a_map_holds_mean_scores():
     np.testing.assert_array_equal(cells(records, [0, 50], [256, 1024]), [[0.5, np.nan], [np.nan, 0.25]])
 
 
-def test_scattered_pass_keys_are_no_map():
+def test_scattered_pass_keys_are_not_a_map():
     assert not is_grid(answers(depth=0.31))
     assert is_grid([r for tenth in range(6) for r in answers(depth=tenth / 5)])
 

@@ -43,7 +43,7 @@ BUDGET = "h2o,budget=256,recent=64"
     ("q8_0", 1024, 4, 16, 128, f"longheads,chunk_size=16,window=512+{BUDGET}"),
 ], ids=["corm", "h2o", "lists", "summaries"])  # fmt: skip
 def test_memory_belongs_to_the_system_again(tmp_path, kv, n, n_layer, n_head, head_dim, method):
-    """As much as ``bytes`` says, but for two pages of every head: the next rows need one, and one is begun."""
+    """As much as ``bytes`` says, except for two pages of every head: the next rows need one, and one is begun."""
     shape = Shape(n_layer=n_layer, n_head=n_head, n_head_kv=n_head, key_length=head_dim, n_ctx_train=n)
     path = make_model(tmp_path / "wide.gguf", shape)
     done = subprocess.run(

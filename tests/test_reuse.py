@@ -77,7 +77,7 @@ def planned(n, sources, placed=()):
     return [(sources.index(p.source) if p.source in sources else None, p.first, p.end) for p in pieces]
 
 
-def test_nothing_is_reused_where_nobody_has_anything():
+def test_nothing_is_reused_where_no_sequence_has_anything():
     assert planned(50, []) == planned(50, [Rows({0}), Blocks(0)]) == []
 
 

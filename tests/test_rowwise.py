@@ -1,4 +1,4 @@
-"""Ops on rows of floats beside ggml's (native/weights/rowwise.cpp) against numpy."""
+"""Ops on rows of floats that replace ggml's (native/weights/rowwise.cpp) against numpy."""
 
 import numpy as np
 import op  # noqa: F401  # skips where the library runs no single ops

@@ -152,7 +152,7 @@ def test_the_order_counts(model, logits):
     assert len(kept(softmax(logits))) > len(kept(softmax(logits / 0.5)))
 
 
-def test_so_many_tokens_are_kept(model, logits):
+def test_the_given_number_of_tokens_is_kept(model, logits):
     for settings in ({"top_p": 0.01}, {"min_p": 0.99}, {"typical_p": 0.01}):
         assert (chosen(model, logits, temp=1.0, min_keep=5, **settings)[0] > 0).sum() == 5
         assert (chosen(model, logits, temp=1.0, **settings)[0] > 0).sum() < 5

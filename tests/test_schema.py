@@ -75,7 +75,7 @@ def test_a_format_asks_for_the_rest_with_strict_false(llm):
 
 @pytest.mark.parametrize(("schema", "reason"), WRONG, ids=range(len(WRONG)))
 @pytest.mark.parametrize("strict", [True, False])
-def test_what_is_no_schema(schema, reason, strict):
+def test_what_is_not_a_schema(schema, reason, strict):
     with pytest.raises(InvalidInput) as caught:
         hold(schema, strict)
     assert reason in str(caught.value)

@@ -61,8 +61,8 @@ def test_the_drafts_of_several_sequences(embedded_model, drafts):
     assert sum(draft.n_drafted for draft in drafts) > 0
 
 
-def test_no_room_for_drafts_is_no_draft(embedded_model, drafts, monkeypatch):
-    """The memory is full while a token is drafted: the answer goes on without."""
+def test_no_room_for_drafts_is_not_a_draft(embedded_model, drafts, monkeypatch):
+    """The memory is full while a token is drafted: the answer continues without a draft."""
     with new(embedded_model, **FIXED) as llm:
         plain = answer(llm, temperature=0.0)
     with new(embedded_model, draft=DRAFT, **FIXED) as llm:

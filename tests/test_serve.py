@@ -47,7 +47,7 @@ def chat(client, **more):
 
 
 def calling(llama):
-    """Return arguments by which the model begins a call, which it would not do by itself, and ends behind it."""
+    """Return arguments that make the model begin a call, which it would not do by itself, and end after it."""
     begin = llama.tokenize(b"<tool_call>\n", add_bos=False)
     assert len(begin) == len(set(begin))
     bias = {token: 1000 - 10 * i for i, token in enumerate(begin)} | {llama.token_eos(): 2000}
@@ -285,7 +285,7 @@ def test_the_first_delta_has_content_and_all_a_fingerprint(client):
     assert chunks[0].system_fingerprint.startswith("b")
 
 
-def test_the_prompt_is_told_to_who_looks_for_a_fault(server, client):
+def test_the_prompt_is_logged_for_debugging(server, client):
     asked = {"messages": MESSAGES, "max_tokens": 2}
     found = server.http.post("/v1/chat/completions", json=asked | {"verbose": True}).json()
     assert MESSAGES[0]["content"] in found["__verbose"]["prompt"]
@@ -302,7 +302,7 @@ def test_the_tokens_of_a_conversation_are_counted(server, client):
     assert counted["input_tokens"] == n
 
 
-def test_an_answer_goes_on_with_what_the_assistant_has_begun(server, client):
+def test_an_answer_continues_with_what_the_assistant_has_begun(server, client):
     begun = [
         *MESSAGES,
         {"role": "assistant", "content": [{"type": "text", "text": "It was"}, {"type": "text", "text": " an"}]},

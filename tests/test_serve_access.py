@@ -136,7 +136,7 @@ def test_what_one_user_has_read_is_not_shared_with_another(shared):
     assert same == text
 
 
-def test_nobody_erases_what_another_one_has_read(shared):
+def test_no_user_erases_what_another_one_has_read(shared):
     shared.erase()
     with as_user(shared, 0) as own, as_user(shared, 1) as other:
         own.post("/v1/completions", json={"prompt": LONG, "max_tokens": 1})

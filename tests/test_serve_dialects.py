@@ -231,7 +231,7 @@ def test_a_stream_of_a_response(server):
     assert {event.response.id for event in found if hasattr(event, "response")} == {found[0].response.id}
 
 
-def test_what_llama_server_tells_beside(server, ask):
+def test_other_fields_of_llama_server(server, ask):
     more = {"max_output_tokens": 4, "timings_per_token": True, "return_progress": True}
     found = stream(server, "/v1/responses", input=TEXT.decode() * 4, **more)
     progress = [event for event in found if "prompt_progress" in event]

@@ -1,4 +1,4 @@
-"""Several sequences in one engine: equal to one at a time, fair, freed when nobody waits, within the memory."""
+"""Several sequences in one engine: equal to one at a time, fair, freed when no client waits, within the memory."""
 
 import json
 import socket
@@ -109,7 +109,7 @@ def test_two_long_prompts_are_read_at_the_same_pace(server, engine):
 
 
 def test_a_prompt_takes_what_is_left_of_the_time_of_a_step(server, engine, monkeypatch):
-    """Beside an answer: 10 ms for a step, 2.5 ms more for a token of a prompt, 150 ms for both."""
+    """With an answer in the step: 10 ms for the step, 2.5 ms more for a token of a prompt, 150 ms for both."""
     pace, steps, evaluate = engine._engine._pace, [], engine._engine._evaluate
     monkeypatch.setattr(pace, "add", lambda n, seconds: None)
     monkeypatch.setattr(pace, "_seconds", 0.15)
@@ -168,7 +168,7 @@ def test_what_a_busy_sequence_holds_is_shared(server, engine):
     tokens = tokens_of(server) * 3
     first, second = job(server, tokens, 50), job(server, [*tokens, 9])
     engine.submit(first)
-    first.take()  # it has read its prompt, and writes until the reader is too far behind
+    first.take()  # it has read its prompt, and writes until the reader lags too much
     engine.submit(second)
     alone = finish(second)
     assert second.n_cached == len(tokens)
@@ -352,4 +352,4 @@ def test_idle_sequences_make_room_and_what_never_fits_is_refused(embedded_model)
             except ContextFull:
                 ends.append("full")
         assert "full" in ends
-        finish(_submitted(server.engine, job(server, tokens)))  # and it goes on
+        finish(_submitted(server.engine, job(server, tokens)))  # and the engine continues

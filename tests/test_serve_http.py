@@ -1,4 +1,4 @@
-"""What the server does beside answering: limits, keys, facts about itself, tokens."""
+"""What the server does in addition to answering: limits, keys, facts about itself, tokens."""
 
 import asyncio
 import base64
@@ -78,7 +78,7 @@ def test_a_large_body_is_refused(strict, chunked):
     assert error(response) == (413, "invalid_request_error")
 
 
-def test_the_server_says_how_long_an_answer_is_when_nobody_else_does(strict):
+def test_the_server_limits_the_length_of_answers_without_a_limit(strict):
     for more, n in (({}, 5), ({"max_tokens": -1}, 5), ({"max_tokens": 9}, 9)):
         answer = strict.http.post("/v1/completions", json={"prompt": "It was"} | more).json()
         assert answer["usage"]["completion_tokens"] == n

@@ -130,7 +130,7 @@ def test_all_that_takes_time_waits_in_the_queue(server, monkeypatch, path):
 
 
 def test_bodies_together_are_limited():
-    """A client that sends half of its body holds it; another one's does not fit beside it."""
+    """Bodies that clients have not sent completely are held; another one does not fit in addition to them."""
     body = json.dumps({"content": "a" * 900}).encode()
     fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     with running(n_seq=1, settings={"n_body": 1000, "body_patience": PATIENCE}) as server:
@@ -171,7 +171,7 @@ def test_so_is_who_sends_a_byte_now_and_then(server, monkeypatch):
     url = httpx.URL(server.url)
     began = time.monotonic()
     with socket.create_connection((url.host, url.port), PATIENCE) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")  # also behind an answer
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")  # also after an answer
         assert client.recv(4096).startswith(b"HTTP/1.1 200")
         with pytest.raises(OSError, match=r"Broken pipe|reset"):
             while time.monotonic() - began < PATIENCE:

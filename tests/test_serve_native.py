@@ -160,7 +160,7 @@ def test_samplers_of_llama_cpp(server, ask, path):
     assert answer() != answer(**xtc, top_k=3, samplers=["top_k", "xtc", "temperature"])
 
 
-def test_samplers_are_told(ask):
+def test_samplers_are_reported(ask):
     given = {
         "top_n_sigma": 2.0,
         "xtc_probability": 0.1,
@@ -177,11 +177,11 @@ def test_samplers_are_told(ask):
         "dry_sequence_breakers": ["\n", "."],
         "samplers": ["dry", "top_k", "xtc", "temperature"],
     }
-    told = ask("/completion", prompt=PROMPT, n_predict=1, **given)["generation_settings"]
-    assert {name: told[name] for name in given} == given
-    told = ask("/completion", prompt=PROMPT, n_predict=1)["generation_settings"]
-    assert told["samplers"][:3] == ["penalties", "dry", "top_n_sigma"]
-    assert told["dry_sequence_breakers"] == ["\n", ":", '"', "*"]
+    reported = ask("/completion", prompt=PROMPT, n_predict=1, **given)["generation_settings"]
+    assert {name: reported[name] for name in given} == given
+    reported = ask("/completion", prompt=PROMPT, n_predict=1)["generation_settings"]
+    assert reported["samplers"][:3] == ["penalties", "dry", "top_n_sigma"]
+    assert reported["dry_sequence_breakers"] == ["\n", ":", '"', "*"]
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_the_end_token_can_be_ignored(server, ask):
     assert (found["stop_type"], found["tokens_predicted"]) == ("eos", 0)
     found = ask("/completion", prompt=PROMPT, n_predict=9, logit_bias=sure, ignore_eos=True)
     assert (found["stop_type"], found["tokens_predicted"]) == ("limit", 9)
-    told = {one["token"]: one["bias"] for one in found["generation_settings"]["logit_bias"]}
-    assert told == dict.fromkeys(server.host.model.end_tokens.tolist())  # None: it never comes
+    reported = {one["token"]: one["bias"] for one in found["generation_settings"]["logit_bias"]}
+    assert reported == dict.fromkeys(server.host.model.end_tokens.tolist())  # None: it never comes
 
 
 def test_a_stop_string(server, ask):
@@ -255,9 +255,9 @@ def test_an_answer_that_ends_inside_a_character_has_all_its_tokens(server, ask, 
         found = ask("/completion", return_tokens=True, **body)
     assert found["content"] == "\u65e5\u672c"[: n // 3]
     assert found["tokens_predicted"] == len(found["tokens"]) == n
-    told = found.get("completion_probabilities", [])
-    assert bytes(b for one in told for b in one["bytes"]) == ("\u65e5\u672c".encode()[:n] if n_probs else b"")
-    assert [one["id"] for one in told] == (found["tokens"] if n_probs else [])
+    reported = found.get("completion_probabilities", [])
+    assert bytes(b for one in reported for b in one["bytes"]) == ("\u65e5\u672c".encode()[:n] if n_probs else b"")
+    assert [one["id"] for one in reported] == (found["tokens"] if n_probs else [])
 
 
 def test_a_stop_string_that_begins_the_answer_leaves_its_tokens(ask):
@@ -273,7 +273,7 @@ def test_an_answer_that_fills_the_context_is_truncated(server, ask):
         assert found["tokens_evaluated"] + found["tokens_predicted"] == small.host.n_ctx
 
 
-def test_penalties_look_back_as_far_as_they_are_told(ask):
+def test_penalties_look_back_as_far_as_requested(ask):
     given = {"prompt": "a", "n_predict": 24, "temperature": 0, "repeat_penalty": 1e6, "return_tokens": True}
     all_of_it = ask("/completion", **given, repeat_last_n=-1)["tokens"]
     assert len(set(all_of_it)) == len(all_of_it)
@@ -343,7 +343,7 @@ def test_an_empty_sequence_cannot_be_saved(ask):
     assert "holds nothing" in ask("/slots/0?action=save", 400, filename="a")["error"]["message"]
 
 
-def test_a_prompt_can_be_read_anew(ask):
+def test_a_prompt_can_be_evaluated_again(ask):
     for reuse, n_cached in ((True, 0), (False, 0), (True, 1)):
         found = ask("/completion", prompt=PROMPT, n_predict=1, cache_prompt=reuse)
         assert (found["timings"]["cache_n"] > 0) == n_cached
@@ -354,7 +354,7 @@ def test_a_prompt_can_be_read_anew(ask):
 # ---- facts and texts ----
 
 
-def test_the_defaults_are_told(server, ask):
+def test_the_defaults_are_reported(server, ask):
     props = server.http.get("/props").json()
     assert ".gguf" in props["model_path"]
     assert props["default_generation_settings"]["n_ctx"] == 512

@@ -138,8 +138,8 @@ def test_results_find_the_call_of_their_function():
     from pylongctx.serve.ollama_bodies import OllamaChatBody
 
     calls = [{"function": {"name": name, "arguments": {}}} for name in "fg"]
-    told = [{"role": "tool", "content": "", **more} for more in ({"tool_name": "g"}, {"tool_name": "f"}, {})]
-    body = OllamaChatBody(messages=[{"role": "assistant", "tool_calls": calls}, *told])
+    given = [{"role": "tool", "content": "", **more} for more in ({"tool_name": "g"}, {"tool_name": "f"}, {})]
+    body = OllamaChatBody(messages=[{"role": "assistant", "tool_calls": calls}, *given])
     said, *results = body.openai_messages()
     assert [call["id"] for call in said["tool_calls"]] == ["call_0_0", "call_0_1"]
     assert [result["tool_call_id"] for result in results] == ["call_0_1", "call_0_0", "call_0_1"]
@@ -207,7 +207,7 @@ def test_a_prompt_is_a_conversation(client):
     )
 
 
-def test_a_context_goes_on(server, client):
+def test_a_context_continues(server, client):
     first = client.generate(options=GREEDY)
     n_text = len(server.host.tokens(first.response, False))
     assert len(first.context) == first.prompt_eval_count + n_text

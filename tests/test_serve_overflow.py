@@ -64,8 +64,8 @@ def test_two_conversations_beyond_the_context_evaluate_what_is_new(server, ask):
         assert turns == sorted(turns) and turns[0] == 0 and 5 < turns[-1] < 14
         assert all(usage.prompt_tokens - one["cached_tokens"] < 80 for usage, one in zip(usages, details, strict=True))
         assert all(("dropped_tokens" in one) == (one.get("dropped_turns", 0) > 0) for one in details)
-    told = [usage.prompt_tokens_details.model_dump() for usages in found.values() for usage in usages]
-    n_gone = sum(one.get("dropped_tokens", 0) for one in told)
+    reported = [usage.prompt_tokens_details.model_dump() for usages in found.values() for usage in usages]
+    n_gone = sum(one.get("dropped_tokens", 0) for one in reported)
     assert server.metric("dropped_tokens_total") - metric == n_gone
     slots = [slot["n_tokens_dropped"] for slot in server.http.get("/slots").json()]
     assert sorted(slots) == sorted(usages[-1].prompt_tokens_details.dropped_tokens for usages in found.values())
@@ -141,7 +141,7 @@ def test_completions_keep_their_first_tokens(server, ask):
     assert ask("/completion", 400, prompt="word " * 600)["error"]["code"] == "context_length_exceeded"
 
 
-def test_an_answer_goes_on_beyond_the_context(server, ask):
+def test_an_answer_continues_beyond_the_context(server, ask):
     found = ask("/v1/chat/completions", messages=history(3), max_tokens=150, temperature=0, logit_bias=ENDLESS)
     assert found["usage"]["completion_tokens"] == 150
     assert found["usage"]["prompt_tokens_details"]["dropped_turns"] > 0
@@ -150,7 +150,7 @@ def test_an_answer_goes_on_beyond_the_context(server, ask):
     assert found["usage"]["prompt_tokens_details"]["dropped_turns"] == 2
 
 
-def test_a_sequence_in_a_file_goes_on(server, ask):
+def test_a_sequence_in_a_file_continues(server, ask):
     for n in (11, 12):
         ask("/v1/chat/completions", messages=history(n), max_tokens=4, temperature=0, id_slot=0)
     assert ask("/slots/0?action=save", filename="chat")["n_saved"] > 100

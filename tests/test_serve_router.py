@@ -138,7 +138,7 @@ def test_what_all_models_may_take(folder):
         n_bytes = server.child("one").n_bytes
         assert n_bytes > 2 * server.child("one").source.size  # the memory of its process
         server.children.limits = replace(server.children.limits, memory=n_bytes * 3 // 2)
-        server.complete("two")  # whose file would fit beside it, and its process does not
+        server.complete("two")  # its file would fit next to model one, its process does not
         assert server.loaded() == {"two"}
         server.children.limits = replace(server.children.limits, memory=n_bytes // 2)
         assert server.complete("two")["model"] == "two"  # which is loaded
@@ -255,8 +255,8 @@ def test_numbers_of_all_models(server):
     for name in ("one", "two"):
         server.complete(name)
     lines = server.http.get("/metrics").text.splitlines()
-    told = [line for line in lines if line.startswith("pylongctx_http_requests_total") and "/v1/completions" in line]
-    assert all(any(f'model="{name}"' in line for line in told) for name in ("one", "two"))
+    found = [line for line in lines if line.startswith("pylongctx_http_requests_total") and "/v1/completions" in line]
+    assert all(any(f'model="{name}"' in line for line in found) for name in ("one", "two"))
     assert any(line.startswith('pylongctx_http_requests_total{model="",route="/{path:path}"') for line in lines)
     assert len([line for line in lines if line.startswith("# TYPE pylongctx_http_requests_total")]) == 1
     alone = server.http.get("/metrics", params={"model": "one"}).text
@@ -286,7 +286,7 @@ def test_what_the_server_says_of_itself(server):
     assert server.http.get("/v1/longctx", params={"model": "one"}).json()["n_ctx"] == 512
 
 
-def test_files_of_a_folder_are_served_beside_models(folder, tmp_path):
+def test_files_of_a_folder_are_served_next_to_models(folder, tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "index.html").write_text("a page")
     (tmp_path / "a.txt").write_text("a text")

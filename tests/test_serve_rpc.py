@@ -64,10 +64,10 @@ def test_a_worker_that_ends_in_the_middle_of_an_answer(embedded_model):
         (error,) = [event["error"] for event in events if "error" in event]
         assert endpoints[1] in error["message"] and endpoints[0] not in error["message"]
 
-        refused = complete(client)  # nobody is there yet
+        refused = complete(client)  # the worker is not back yet
         assert refused.status_code in (500, 502, 503), refused.text
-        told = [refused.text, *(complete(client).text for _ in range(2))]  # one may meet the process that is ending
-        assert any(endpoints[1] in one for one in told), told
+        texts = [refused.text, *(complete(client).text for _ in range(2))]  # one may meet the process that is ending
+        assert any(endpoints[1] in one for one in texts), texts
         assert client.get("/health").json() == {"status": "ok"} and process.poll() is None
 
         stack.enter_context(worker(ports[1]))

@@ -76,7 +76,7 @@ def test_what_a_schema_asks_and_cannot_be_held_is_named(http, path):
         assert "cannot be used: /uniqueItems: " in refused(http, fields, path)
 
 
-def test_a_format_may_be_told_only(http):
+def test_a_format_may_be_in_the_prompt_only(http):
     wrapper = {"name": "x", "schema": UNHELD}
     asked = {"response_format": {"type": "json_schema", "json_schema": wrapper}}
     assert "/uniqueItems: " in refused(http, asked, "/v1/chat/completions")

@@ -1,4 +1,4 @@
-"""A step that does not end: the server says so, lets clients go, and ends when it is told to."""
+"""A step that does not end: the server reports it, lets clients go, and ends on a signal."""
 
 import signal
 import socket
@@ -16,7 +16,7 @@ httpx = need("server", "fastapi", "httpx")
 
 STALL = 0.3
 BODY = '{"prompt": "It was", "max_tokens": 3}'
-# a server whose first step takes longer than anybody waits
+# a server whose first step takes longer than any client waits
 ENDLESS = """
 import sys, time
 from pylongctx.cli import main
@@ -61,7 +61,7 @@ def test_health_fails_while_a_step_does_not_end(stuck):
     post(stuck, lambda client: stuck.begun.wait(PATIENCE))
     stuck.wait_for(lambda: stuck.http.get("/health").status_code == 503)
     assert "has made no progress" in stuck.http.get("/health").json()["error"]["message"]
-    assert stuck.http.get("/v1/longctx").status_code == 503  # nor does anybody wait for the engine
+    assert stuck.http.get("/v1/longctx").status_code == 503  # it does not wait for the engine either
     for path in ("/slots", "/metrics"):  # which tell what was before the step
         assert stuck.http.get(path).status_code == 200
     assert stuck.http.post("/completion", content=BODY, headers={"Content-Type": "application/json"}).status_code == 503
@@ -70,7 +70,7 @@ def test_health_fails_while_a_step_does_not_end(stuck):
     assert stuck.http.get("/slots").status_code == 200
 
 
-def test_a_step_that_takes_long_is_no_reason_to_refuse(server, monkeypatch):
+def test_a_step_that_takes_long_is_not_a_reason_to_refuse(server, monkeypatch):
     """It computes: neither /health nor a request is refused, and /metrics has the last values."""
     decode, begun = server.engine.context.decode, threading.Event()
 

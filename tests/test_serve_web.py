@@ -166,13 +166,16 @@ def test_whether_a_prompt_is_taken_over_where_a_request_does_not_say_so(default)
 
 
 @pytest.mark.parametrize("default", [True, False])
-def test_whether_an_answer_goes_on_with_the_last_message(default):
+def test_whether_an_answer_continues_with_the_last_message(default):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well,"}]
     with running(settings={"prefills": default}, chat_format="chatml") as server:
-        for more, goes_on in (({}, default), ({"continue_final_message": True, "add_generation_prompt": False}, True)):
+        for more, continues in (
+            ({}, default),
+            ({"continue_final_message": True, "add_generation_prompt": False}, True),
+        ):
             body = {"messages": messages, "max_tokens": 1, "verbose": True, **more}
             found = server.http.post("/v1/chat/completions", json=body).json()
-            assert found["__verbose"]["prompt"].endswith("Well,") == goes_on
+            assert found["__verbose"]["prompt"].endswith("Well,") == continues
 
 
 @pytest.mark.parametrize(("format", "apart"), [(None, True), ("auto", True), ("deepseek", True), ("none", False)])

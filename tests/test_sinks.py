@@ -47,7 +47,7 @@ def test_a_sink_that_takes_all_leaves_the_residual_stream_alone(gpt_oss, tokens)
 
 
 def test_votes_count_what_a_sink_takes(gpt_oss, tokens):
-    """A key needs the average weight to stay: none has it beside a large sink."""
+    """A key needs the average weight to stay: with a large sink, none has it."""
     with_sink, without = kept(gpt_oss(30.0), tokens[:N]), kept(gpt_oss(-30.0), tokens[:N])
     served = without.max(axis=1) > 0
     assert served.any() and not served.all()  # the other layers slide, and are llama.cpp's own

@@ -130,7 +130,7 @@ def test_a_context_without_a_rest(model):
 
 @pytest.mark.parametrize("method", WITH_PARTS)
 def test_damaged_slices(model, slices, method):
-    """Whatever is in a slice, the sequence ends where it did or has the slice, and goes on."""
+    """Whatever is in a slice, the sequence ends where it did or has the slice, and continues."""
     rng = random.Random(method)
     first, second, *_ = slices(method)
     with new(model, method) as llm:

@@ -56,7 +56,7 @@ def test_the_rows_stay_to_which_the_last_queries_attend(model_path, start):
     assert not report.drifts
     assert kept[..., -WINDOW:].all()
     scores = pooled(sums_of_weights(model, text)[..., :-WINDOW])
-    n_own = int(SHARE * N) // 5 - WINDOW  # beside the window
+    n_own = int(SHARE * N) // 5 - WINDOW  # in addition to the window
     assert n_own < 0
     least = np.sort(scores, axis=None)[-(int(SHARE * N * kept[..., 0].size) - WINDOW * kept[..., 0].size)]
     old = kept[..., :-WINDOW]

@@ -6,7 +6,7 @@ need("server", "fastapi", "httpx", "psutil")
 import soak  # noqa: E402
 
 
-def test_mixed_requests_leave_nothing_behind(capsys):
+def test_mixed_requests_leave_nothing(capsys):
     assert soak.main(["--requests", "96"]) == 0
     said = capsys.readouterr().out
     assert "KV 0 bytes, exit status 0" in said

@@ -1,4 +1,4 @@
-"""Spans of full attention (native/memory/spans.cpp) against llama.cpp, which rotates keys anew when they move."""
+"""Spans of full attention (native/memory/spans.cpp) against llama.cpp, which rotates keys again when they move."""
 
 import json
 import subprocess
@@ -78,7 +78,7 @@ def drop(llm, first, end):
 @pytest.mark.parametrize(
     ("first", "end", "n"), [(64, 128, 192), (1, 2, 3), (63, 130, 257), (0, 65, 129), (5, 300, 301)]
 )
-def test_rows_behind_those_that_left_are_seen_from_nearer(start, moved, first, end, n):
+def test_rows_after_removed_ones_are_seen_from_nearer(start, moved, first, end, n):
     llm = start()
     llm.eval(TOKENS[:n])
     assert drop(llm, first, end) == ""

@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused(model_path, tokens, used, model, settings,
         llm.eval(tokens[:20])
 
 
-def test_weights_of_the_same_shape_are_told_apart(tmp_path, tokens, used):
+def test_weights_of_the_same_shape_are_distinguished(tmp_path, tokens, used):
     sibling = make_model(tmp_path / "sibling.gguf", Shape(), seed=99)
     with new(sibling) as llm, pytest.raises(InvalidInput, match=r"of the same name.*their weights differ"):
         llm.load_state(used[1])

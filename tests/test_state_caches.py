@@ -40,7 +40,7 @@ def evaluated(llm, prompt, **kwargs):
 
 
 class BrokenCache(LlamaRAMCache):
-    """A cache of somebody's, whose ``ways`` (read, write) fail."""
+    """A user's cache, whose ``ways`` (read, write) fail."""
 
     def __init__(self, *ways):
         super().__init__()
@@ -97,8 +97,8 @@ def test_a_cache_that_fails_loses_no_answer(embedded_model, tmp_path, monkeypatc
         caplog.clear()
         assert list(answers(llm)) == want
         assert {answer[-1]["finish_reason"] for answer in want} == {"length"}
-        (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-        assert told.startswith(f"the cache {type(llm.cache).__name__} cannot be ")
+        (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+        assert warning.startswith(f"the cache {type(llm.cache).__name__} cannot be ")
         llm.set_cache(BrokenCache("write"))
         llm("Another one", max_tokens=1)
         assert len([one for one in caplog.records if "cannot be" in one.getMessage()]) == 2  # another cache
@@ -116,7 +116,7 @@ def test_a_folder_that_can_only_be_read_is_a_cache(embedded_model, tmp_path, mon
         assert llm.session.n_evaluated - before < 5
 
 
-def test_a_file_that_another_process_removes_is_no_state(embedded_model, tmp_path, monkeypatch):
+def test_a_file_that_another_process_removes_is_not_a_state(embedded_model, tmp_path, monkeypatch):
     with new(embedded_model) as llm:
         cache = LlamaDiskCache(str(tmp_path))
         for n in (3, 5):

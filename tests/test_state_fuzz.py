@@ -1,4 +1,4 @@
-"""Damaged and crafted states: refused or harmless, never a signal, and the context goes on as if nothing was tried."""
+"""Damaged and crafted states: refused or harmless, never a signal, and the context continues as if none was loaded."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ COUNTERS = ("seq", "n_pos", "first_live", "first_near", "open0", "open1", "evict
 
 
 def crafted(state: LlamaState, **counters: int) -> LlamaState:
-    """Return the state with other counters; they come behind the method's spec in the header."""
+    """Return the state with other counters; they come after the method's spec in the header."""
     data = bytearray(state.llama_state.tobytes())
     spec = state.identity["method"].encode()
     at = data.index(struct.pack("<I", len(spec)) + spec) + 4 + len(spec)
@@ -105,7 +105,7 @@ def test_numbers_that_are_not_finite_are_refused(model_path, tokens):
 
 
 def pack(header: object) -> bytes:
-    """Return a state file with any header and nothing behind it."""
+    """Return a state file with any header and nothing after it."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     body = HEAD.pack(MAGIC, VERSION, len(text)) + text
     return body + TAIL.pack(zlib.crc32(body))
@@ -146,7 +146,7 @@ def test_a_crafted_header_is_refused_and_hides_no_other_file(embedded_model, tmp
 
 
 @pytest.mark.parametrize("length", [0, 7, 15, 16, 100])
-def test_what_is_no_file_hides_no_other(embedded_model, tmp_path, length):
+def test_what_is_not_a_file_hides_no_other(embedded_model, tmp_path, length):
     (tmp_path / "short.lctxstate").write_bytes(pack({"identity": {}, "sizes": [0, 0, 0]})[:length])
     (tmp_path / "folder.lctxstate").mkdir()
     (tmp_path / "nowhere.lctxstate").symlink_to(tmp_path / "missing")

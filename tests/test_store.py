@@ -59,7 +59,7 @@ def filled(model, tmp_path):
 @thin
 @pytest.mark.parametrize("kv", ["f16", "q8_0"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_later_process_goes_on_with_the_same_bits(model, tmp_path, method, kv):
+def test_a_later_process_continues_with_the_same_bits(model, tmp_path, method, kv):
     settings = {"method": method, "type_k": kv, "type_v": kv if method else "f16"}
     with new(model, tmp_path, **settings) as llm:
         logits, n = read(llm, text())
@@ -223,7 +223,7 @@ def test_a_block_under_a_wrong_name(filled, model):
     np.testing.assert_array_equal(again, logits)
 
 
-def test_a_full_disk_is_told_once(model, tmp_path, monkeypatch, caplog):
+def test_a_full_disk_is_reported_once(model, tmp_path, monkeypatch, caplog):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 

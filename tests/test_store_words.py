@@ -103,7 +103,7 @@ def test_what_files_say_is_printed_as_it_is(tmp_path, listed, words):
 
 
 @pytest.mark.parametrize("action", ["ls", "stats"])
-def test_long_methods_are_told_apart(tmp_path, capsys, action):
+def test_long_methods_are_distinguished(tmp_path, capsys, action):
     for name in ("a", "b"):
         put(tmp_path, name * 40, first=0, end=512, before="", method="x" * 90 + name)
     assert main(["kv", action, str(tmp_path)]) == 0

@@ -18,7 +18,7 @@ from pylongctx.sampling_params import KEYWORDS, NUMBERS, SamplingParams
 OTHER_DEFAULTS = {
     ("__init__", "n_ctx"): "0, the trained context or 4 times as much: a window of 512 is no long context",
 }
-# parameters that are ours, behind llama_cpp's
+# parameters that are ours, after llama_cpp's
 OURS = {
     "__init__": [
         "method",

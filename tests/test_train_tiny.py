@@ -206,7 +206,7 @@ def test_training_lowers_the_loss(corpus, tmp_path, arch):
     assert checks[-1] < 0.5 * checks[0]
 
 
-def test_a_run_that_goes_on_equals_one_that_did_not_stop(corpus, tmp_path):
+def test_a_run_that_continues_equals_one_that_did_not_stop(corpus, tmp_path):
     whole, records = train(corpus, tmp_path / "whole")
     train(corpus, tmp_path / "parts", until=3)
     resumed, more = train(corpus, tmp_path / "parts")
@@ -259,7 +259,7 @@ def test_a_vocabulary_is_read_back(corpus, made):
 
 
 def test_a_run_begins_with_a_model(corpus, made, tmp_path):
-    """At the last stage, with rates that warm up from there; and it goes on as any other."""
+    """At the last stage, with rates that warm up from there; and it can be resumed like any other run."""
     model, path = made
     settings = replace(SETTINGS, steps=300)
     trainer = Trainer(settings, corpus, tmp_path, init=path)

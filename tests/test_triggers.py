@@ -46,7 +46,7 @@ PARTS = [
     *("12.", "ab", "ss", "[^]", "naan", "so"),
 ]
 MUSE_PARTS = ["<|start|>assistant", " to=", " to=", "self", "user", "q", " ", "<|message|>", "<|message|>"]
-SEVENS = "root ::= (. . . . . . .)*"  # it may end when it has read so many characters
+SEVENS = "root ::= (. . . . . . .)*"  # it may end after every seventh character
 
 
 def lazy(patterns, grammar=SEVENS, kind=PATTERN) -> str:
@@ -104,7 +104,7 @@ def by_piece(shared) -> dict[str, int]:
     ids=range(3 + len(OTHERS)),
 )
 def test_a_grammar_begins_where_it_would_with_llama_cpp(llm, by_piece, patterns, parts):
-    """EOS is allowed before the grammar begins, and then behind every seventh character."""
+    """EOS is allowed before the grammar begins, and then after every seventh character."""
     rng, begun = random.Random(str(patterns)), 0
     for _ in range(60):
         pieces = pieces_of(rng, text_of(rng, parts), by_piece)
@@ -119,7 +119,7 @@ def test_a_grammar_begins_where_it_would_with_llama_cpp(llm, by_piece, patterns,
 
 @pytest.mark.parametrize("filler", [" ", "\n", "x"])
 @pytest.mark.parametrize("patterns", [GPT_OSS, MUSE])
-def test_a_token_costs_as_much_behind_a_long_answer(llm, patterns, filler):
+def test_a_token_costs_as_much_after_a_long_answer(llm, patterns, filler):
     """std::regex reads all of it again, and recurses as deep as there are spaces."""
     (token,) = llm.tokenize(filler.encode(), False, False)[-1:]
     sampler, times = make(llm, lazy(patterns)), []
@@ -169,7 +169,7 @@ def test_a_pattern_that_cannot_be_read_is_refused(llm, pattern):
     ],
 )
 def test_kinds_of_triggers(llm, by_piece, kind, value, text, begins):
-    """Behind the trigger nothing but the end is allowed: the grammar is what it was."""
+    """After the trigger only the end is allowed, since its text completes the grammar."""
     sampler = make(llm, lazy([value], 'root ::= "(a|b)*" | "bc" | "x"', kind))
     assert all(choose(sampler, llm.n_vocab(), by_piece[c]) == by_piece[c] for c in text)
     assert (choose(sampler, llm.n_vocab(), by_piece["x"], llm.token_eos()) == llm.token_eos()) == begins

@@ -47,6 +47,23 @@ def test_messages_of_exceptions_are_read(words, tmp_path, monkeypatch):
     ]
 
 
+def test_comments_are_read(words, tmp_path, monkeypatch):
+    for folder in ("tests", "native"):
+        (tmp_path / folder).mkdir()
+    source = '"""Read\nit anew."""\n\nx = "anew"  # so many of them, `anew`\ny = 1  # nobody  # words: nobody: a name\n'
+    (tmp_path / "tests" / "a.py").write_text(source)
+    source = 'int a;  // it goes\n  // on here\nconst char * a = "no // comment, told", b = \'"\';\n/* 1\nbeside */\n'
+    (tmp_path / "native" / "a.cpp").write_text(source)
+    monkeypatch.setattr(words, "ROOT", tmp_path)
+    assert [(found.place, found.word) for found in words.comments()] == [
+        ("tests/a.py:4", "so many"),
+        ("tests/a.py:2", "anew"),
+        ("native/a.cpp:1", "goes on"),
+        ("native/a.cpp:3", "told"),
+        ("native/a.cpp:5", "beside"),
+    ]
+
+
 def test_help_is_read(words, monkeypatch):
     monkeypatch.setattr(words, "WORDS", [(words.re.compile(r"\bmodel\b"), "another word")])
     found = {finding.place for finding in words.helps()}

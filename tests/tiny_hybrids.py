@@ -161,7 +161,7 @@ HYBRIDS = {
         meta=DELTA_META | SECTIONS,
     ),
     "qwen35-nextn": Recipe(
-        # a block after the last layer that drafts a second token, unused unless somebody asks for it
+        # a block after the last layer that drafts a second token, unused unless requested
         (*2 * (f"{DELTA} {BETA_ALPHA} {GATES}", f"{GATED_ATTENTION} {GATES}"), f"{GATED_ATTENTION} {GATES} {NEXTN}"),
         arch="qwen35",
         shape=WIDE_PARTIAL | {"n_layer": 5},

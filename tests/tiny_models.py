@@ -183,7 +183,7 @@ UNSERVED = {  # for reasons of their own
 }
 REFUSED = UNSERVED | OTHER_POSITIONS | UNCAUSAL | INDEXED  # a method must
 
-# What methods serve, by what it has beside ordinary attention.
+# What methods serve, by what it has in addition to ordinary attention.
 GROUPS = {
     "plain": ORDINARY | {name: recipe for name, recipe in PLAIN_MORE.items() if name not in REFUSED},
     "layers without rotation": NOPE,

@@ -216,7 +216,7 @@ UNROTATED = {
         arch="exaone4",
         shape={"n_layer": 64},  # others have no window
         meta=WINDOW,
-        sharpness=1.4,  # sharper, so many layers multiply float rounding
+        sharpness=1.4,  # if sharper, 64 layers multiply float rounding
     ),
     "exaone-moe": Recipe(
         (f"{ATTENTION} {HEAD_NORMS} {GATED}", *[f"{ATTENTION} {HEAD_NORMS} {ROUTER}"] * 3),

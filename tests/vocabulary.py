@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 PIECE = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
-COUNTED = re.compile(r"\s*(?:\w+|[^\w\s])(?:\s+\Z)?")  # space at the end is no token of its own
+COUNTED = re.compile(r"\s*(?:\w+|[^\w\s])(?:\s+\Z)?")  # space at the end is not a token of its own
 
 
 class Words:

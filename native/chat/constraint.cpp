@@ -94,7 +94,7 @@ void lctx_constraint::skip_prompt(const llama_vocab * vocab, const common_json &
     }
 }
 
-// Hand a token to the grammar, behind its trigger.
+// Pass a token to the grammar once its trigger has been found.
 void lctx_constraint::feed(llama_token token) {
     const lctx_grammar_budget::use spend(budget);
     if (!waiting) {
@@ -141,7 +141,7 @@ bool lctx_constraint::allows(llama_token token, const std::string & text) const 
     return lctx_guard(nullptr, [&] { llama_grammar_accept_token(*grammar, token, text); });
 }
 
-// Run follow, which goes on behind a token, unless it is a thought.
+// Run follow, which advances the grammar past a token, unless the token is part of a thought.
 template <typename F> void lctx_constraint::watched(llama_token token, F && follow) {
     const bool open = applies();
     broken = true;  // until the end of this function: an exception leaves a grammar without a state

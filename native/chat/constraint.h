@@ -24,14 +24,14 @@ class lctx_constraint {
     // Whether text, the rest of a token, may come next.
     bool allows(llama_token token, const std::string & text) const;
 
-    // Go on behind a token that is allowed, or behind the part of it that is text.
+    // Advance past a token that is allowed, or past the part of it that is text.
     void accept(llama_token token);
     void accept(llama_token token, const std::string & text);
 
-    // The schema that may begin behind text, -1: none.
+    // The schema that may begin after text, -1: none.
     int32_t schema_behind(const std::string & text) const;
 
-    // Go on behind a schema that may begin here; what it allows is for others to say.
+    // Advance past a schema that may begin here; what the schema itself allows is checked by the caller.
     void pass_schema(int32_t schema);
 
   private:

@@ -16,7 +16,7 @@ constexpr size_t MAX_TEXT = 4 << 20;
 constexpr size_t MAX_QUOTE = 60;
 constexpr uint32_t MAX_CODE_POINT = 0x10FFFF;
 
-// Behind a literal, a set of characters or a comment that begins at pos, else the next character.
+// The end of a literal, a set of characters or a comment that begins at pos, else the next character.
 const char * skip_item(const char * pos) {
     const char end = *pos == '"' ? '"' : *pos == '[' ? ']' : *pos == '#' ? '\n' : 0;
     for (pos++; end && *pos && *pos != end; pos++) {
@@ -76,7 +76,7 @@ bool is_code_point(uint32_t value) {
     return value <= MAX_CODE_POINT && (value < 0xD800 || value > 0xDFFF);
 }
 
-// What llama.cpp would meet while it samples: values that are no characters, ranges that end before they begin, tokens of no vocabulary.
+// What llama.cpp would run into while sampling: values that are not characters, ranges that end before they begin, unknown tokens.
 void check_values(const llama_grammar_rule & rule, uint32_t n_tokens, int32_t n_schemas) {
     for (size_t i = 0; i < rule.size(); i++) {
         const auto [type, value] = rule[i];
@@ -114,7 +114,7 @@ bool is_empty_class(const llama_grammar_rule & rule, size_t i) {
     return next > MAX_CODE_POINT;
 }
 
-// Whether one of a rule's alternatives can be begun and gone on with.
+// Whether one of a rule's alternatives can match something.
 bool matches(const llama_grammar_rule & rule, const std::vector<bool> & matching) {
     bool all = true;
     for (size_t i = 0; i < rule.size(); i++) {

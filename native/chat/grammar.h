@@ -14,5 +14,5 @@ struct lctx_grammar_slow : lctx_refusal {
 // Where a schema stands in a grammar: <[LCTX_FIRST_SCHEMA + its number]>, no token of any vocabulary.
 constexpr uint32_t LCTX_FIRST_SCHEMA = 1u << 30;
 
-// Throws lctx_refusal when the GBNF text is no grammar with a rule "root" that can match something, and that may name n_schemas schemas.
+// Throws lctx_refusal unless the GBNF text is a grammar with a rule "root" that can match something; it may name n_schemas schemas.
 void lctx_check_grammar(const llama_vocab * vocab, const std::string & text, int32_t n_schemas = 0);

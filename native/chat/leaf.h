@@ -9,7 +9,7 @@
 struct lctx_leaf {
     common_peg_parser_id id = 0;
     std::vector<std::string> tags;  // around it, the outermost first
-    size_t start = 0, end = 0;      // in the text; what is behind it is an unfinished character or escape
+    size_t start = 0, end = 0;      // in the text; what follows it is an unfinished character or escape
     size_t n_tools = 0;             // tool calls that have begun
 };
 

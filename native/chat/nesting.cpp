@@ -6,7 +6,7 @@
 
 namespace {
 
-// Behind the string that begins at pos.
+// The position after the string that begins at pos.
 size_t skip_string(const std::string & text, size_t pos) {
     for (pos++; pos < text.size() && text[pos] != '"'; pos++) {
         pos += text[pos] == '\\';

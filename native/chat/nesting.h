@@ -1,4 +1,4 @@
-// JSON of strangers: whoever walks through it by recursion needs it to be shallow.
+// Untrusted JSON: code that walks through it recursively needs it to be shallow.
 #pragma once
 
 #include "json.h"

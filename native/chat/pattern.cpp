@@ -36,7 +36,7 @@ set all_that(int (*is)(int)) {
     return found;
 }
 
-// A split to what comes next and to what is behind it, the longer way first unless it is lazy.
+// A split into the next part and what comes after it: the longer match is tried first unless it is lazy.
 instruction split(int longer, int shorter, bool lazy) {
     return {op::split, lazy ? shorter : longer, lazy ? longer : shorter};
 }
@@ -264,7 +264,7 @@ void lctx_pattern::step(unsigned char c) {
     threads_ = std::move(next);
 }
 
-// Whether the thread goes on with c.
+// Whether the thread continues with c.
 bool lctx_pattern::survives(thread & t, unsigned char c) const {
     std::vector<std::pair<size_t, size_t>> ahead;
     for (const auto & [at, n] : t.ahead) {
@@ -281,8 +281,8 @@ bool lctx_pattern::survives(thread & t, unsigned char c) const {
     return i.what == op::match || (i.what == op::set && i.set[c]);
 }
 
-// Append the thread where it reads the next character, or has matched, in all ways that it gets there. What comes behind a match, or is
-// where another thread was already, is not preferred.
+// Append the thread at every instruction that it can reach where it reads the next character or has matched. What comes after a match, or
+// is where another thread was already, has lower priority and is dropped.
 void lctx_pattern::add(thread t, bool at_end, threads & to, seen & seen) const {
     const bool is_matched = !to.empty() && code_[to.back().at].what == op::match && to.back().ahead.empty();
     const std::pair<size_t, decltype(t.ahead)> key(t.at, t.ahead);

@@ -16,7 +16,7 @@ class lctx_pattern {
     // ends of the text, (?!characters). Throws lctx_refusal for anything else.
     explicit lctx_pattern(const std::string & text);
 
-    // The text goes on.
+    // The text continues with this.
     void read(const std::string & more);
 
     // Where the first match in the text begins, or what its group captured unless that is empty. NONE: there is no match.
@@ -28,7 +28,7 @@ class lctx_pattern {
     enum class op { set, split, jump, open, close, begin, end, unless, match };
     struct instruction {
         op what;
-        int first = 0, second = 0;  // of split and jump: where it goes on, from here; the first is preferred
+        int first = 0, second = 0;  // of split and jump: where it continues, relative to here; the first is preferred
         std::bitset<256> set = {};
         std::string text = {};  // of unless: what must not follow
     };

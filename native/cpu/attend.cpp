@@ -2,8 +2,8 @@
 //
 // Work is cut into tiles (walk.h). Per item and block of up to 64 cells: S = K Q^T, online softmax, O += P V. With few tiles (decode) each
 // is also split over the blocks that it reads, and the partial states are merged in their order at the end: the bits of a sum do not depend
-// on the number of threads. With params.fixed they do not depend on anything beside the query: a tile of any size is computed in one way,
-// and states are merged at fixed cells.
+// on the number of threads. With params.fixed they depend on the query alone: tiles of any size are computed in the same way, and states
+// are merged at fixed cells.
 #include "block.h"
 #include "ggml-cpu-impl.h"
 #include "sparse.h"

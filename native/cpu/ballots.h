@@ -39,7 +39,7 @@ static inline int32_t lctx_last_important(const float * s, const lctx_ballots & 
     return last;
 }
 
-// The largest weight that a column gives a row, at least `most`: that of the largest exponent. NaN is no weight.
+// The largest weight that a column gives a row, at least `most`: that of the largest exponent. NaN is ignored.
 static inline float lctx_largest_weight(const float * s, const lctx_ballots & b, int n_pad, float most) {
     lctx_vf best = lctx_vset(-INFINITY);
     for (int c = 0; c < n_pad; c += LCTX_VL) {

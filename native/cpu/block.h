@@ -109,7 +109,7 @@ static inline void lctx_round_for_scores([[maybe_unused]] const lctx_attend_args
 #endif
 }
 
-// s = k q, [key][column]. The next rows are prefetched beside it.
+// s = k q, [key][column]. The next rows are prefetched at the same time.
 static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & k, const lctx_stored & v,
                                      int n, const lctx_block_scratch & w) {
     const auto prefetch = [&](int row, int n_row) {

@@ -54,7 +54,7 @@ void decide(const lctx_evict_params & params, const lctx_held & held, int32_t n_
     }
 }
 
-// A chunk whose last row has left is no candidate any more.
+// A chunk whose last row was evicted is no longer a candidate.
 void forget_chunks(const lctx_evict_args & a, const lctx_held & held, int32_t n_held, int32_t head_kv, int32_t seq, const scratch & w) {
     const int32_t size = a.params.chunk_size;
     for (int32_t cell = 0; cell < n_held;) {

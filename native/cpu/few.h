@@ -1,5 +1,5 @@
 // Few columns (decode): the stored rows are converted in registers and multiplied with up to four columns at once.
-// Their time is that of reading K and V, so nothing is unpacked to memory, and the rows of the next block are prefetched meanwhile.
+// The time is spent on reading K and V, so nothing is unpacked to memory, and the rows of the next block are prefetched at the same time.
 #pragma once
 
 #include "kernels.h"
@@ -20,7 +20,7 @@ struct lctx_stored {
     const char * next;  // rows to prefetch, as many, or nullptr
 };
 
-// The columns are taken four, two or one at a time; columns beyond n are zeros, whose results nobody reads.
+// The columns are taken four, two or one at a time; columns beyond n are zeros, whose results are not read.
 static inline int lctx_few_step(int n_left) {
     return n_left > 2 ? 4 : n_left;
 }
@@ -46,7 +46,7 @@ static inline void lctx_prefetch_rows(const lctx_stored & rows, int row, int n) 
     asm volatile("");  // a function that only prefetches has no effect for GCC, which leaves its calls out
 }
 
-// The next rows are prefetched beside the first columns.
+// The next rows are prefetched during the first columns only.
 static inline lctx_stored lctx_prefetched_once(const lctx_stored & rows, int column) {
     return {rows.type, rows.row_size, rows.data, column == 0 ? rows.next : nullptr};
 }

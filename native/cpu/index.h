@@ -13,7 +13,7 @@
 
 // ---- rows ----
 
-// Levels of n channels by one threshold; returns the scale of least error for them. key, level: n_pad floats, zeros behind the channels.
+// Levels of n channels by one threshold; returns the scale of least error for them. key, level: n_pad floats, zeros after the channels.
 static inline float lctx_index_pass(const float * key, int32_t n, int32_t n_pad, float border, float small, float large, float * level) {
     lctx_vf product{}, square{};
     for (int32_t d = 0; d < n_pad; d += LCTX_VL) {
@@ -26,7 +26,7 @@ static inline float lctx_index_pass(const float * key, int32_t n, int32_t n_pad,
 }
 
 // Levels of a key, as floats: with one bit its signs, with two thresholds where a normal distribution has them, then where the scale of
-// least error puts them. Returns that scale. key, level: n_pad floats, zeros behind the head.
+// least error puts them. Returns that scale. key, level: n_pad floats, zeros from head_dim on.
 static inline float lctx_index_levels(const lctx_index_shape & shape, const float * key, int32_t n_pad, float * level) {
     constexpr float BORDER = 0.9816f, MIDDLE = 6.5f;  // of the deviation (Max 1960); between the levels
     if (shape.bits == 1) {
@@ -37,7 +37,7 @@ static inline float lctx_index_levels(const lctx_index_shape & shape, const floa
     return lctx_index_pass(key, shape.head_dim, n_pad, MIDDLE * scale, 3.0f, 10.0f, level);
 }
 
-// Write a transformed key as row `lane` of a group. key: n_pad floats, zeros behind the head; level: n_pad floats, code: n_pad bytes, and
+// Write a transformed key as row `lane` of a group. key: n_pad floats, zeros from head_dim on; level: n_pad floats, code: n_pad bytes, and
 // n_channel at least.
 static inline void lctx_index_put(const lctx_index_shape & shape, const float * key, int32_t n_pad, int32_t lane, char * group,
                                   float * level, uint8_t * code) {
@@ -72,7 +72,7 @@ static inline void lctx_index_move(const lctx_index_shape & shape, const char * 
 
 // ---- products ----
 
-// A query against rows of the index: bytes [n_channel] in its own order, what is behind the head is 0.
+// A query for products with rows of the index: bytes [n_channel] in the order of its own channels, 0 from head_dim on.
 struct lctx_index_query {
     float scale;    // of a product, the attention's included
     int32_t start;  // added to a product of codes

@@ -1,8 +1,8 @@
 // Scores of prompts by integers, where the CPU multiplies them faster than floats: keys that are stored in 8 bits or fewer as they are,
 // queries rounded for every 32 channels. Sums are exact within 32 channels, and floats beyond.
-// 32 channels of a column and a key take 32 products in f32, 16 in bf16 (pairs.h), and here 3 instructions for the scales beside
+// 32 channels of a column and a key take 32 products in f32, 16 in bf16 (pairs.h), and here 3 instructions for the scales and
 //   with VNNI        8 products of four bytes; queries have 8 bits, as in llama.cpp
-//   with AVX2 alone  16 products of two words and 16 sums, which other ports make meanwhile; queries have 16 bits
+//   with AVX2 alone  16 products of two words and 16 sums, which other ports execute in parallel; queries have 16 bits
 #pragma once
 
 #include "columns.h"
@@ -170,7 +170,7 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_i
     }
 }
 
-// beside(key, n) is done beside the products of n keys.
+// `beside(key, n)` is called after the products of keys [key, key + n).
 template <int RN, typename F> static inline void lctx_key_columns(int n, const lctx_key_integer * k, const float * k_scales,
                                                                   const lctx_query_integers & q, int first, float * s, F && beside) {
     constexpr int RM = LCTX_VL == 16 ? 6 : 4;  // 24 of 32 registers; of 16, sums wait in memory while the integers of a group are added
@@ -185,7 +185,7 @@ template <int RN, typename F> static inline void lctx_key_columns(int n, const l
     }
 }
 
-// s[key][column] of n keys; queries were rounded. beside(key, n) is called once for all keys, n of them at a time.
+// s[key][column] of n keys; queries were rounded. `beside(key, n)` is called once for every key, n keys at a time.
 //   integers  [n][dim], over the floats of keys that were gathered
 //   scales    [n][dim / GROUP]
 template <typename F> static LCTX_ALONE void lctx_integer_scores(const lctx_columns & columns, const lctx_stored & rows, int n,

@@ -1,7 +1,7 @@
 // Scores of chunks by their keys in few bits: the log of the sum over the rows of a chunk of exp(scale * q . key), to the base 2.
 //
-// Rows are scored in groups of 16. Of a chunk that does not fill its groups, because rows have left, the others count as nothing. The sum
-// of a group has one order however many columns there are, so a choice does not depend on who is scored beside.
+// Rows are scored in groups of 16. If a chunk does not fill its groups because rows were evicted, the others of a group count as nothing.
+// The sum over a group has the same order for any number of columns, so a choice does not depend on which other columns are scored.
 #pragma once
 
 #include "scores.h"

@@ -40,7 +40,7 @@ struct lctx_score_steps {
         of_column = few ? room(a) : 1;
     }
     bool few() const { return of_chunk == 1; }
-    // Chunks of a column, with those that a vector writes behind the last.
+    // Room for the chunks of a column, and for what a vector writes after the last.
     static int64_t room(const lctx_select_args & a) { return lctx_round_up(a.n_chunk_max, LCTX_VL) + LCTX_VL; }
     // Floats for the scores of n_column columns.
     static size_t n_float(const lctx_select_args & a, int n_column) {

@@ -75,7 +75,7 @@ int slot_of(const lctx_select_args & a, int32_t token, int chunk) {
     return -1;
 }
 
-// What a token reads of the chosen chunks, behind its runs.
+// Write the segments of a token: its runs, then the chosen chunks that lie in one of its ranges.
 void write_chunks(const lctx_select_args & a, int32_t token, const int32_t * chosen, int n, lctx_segment * dst) {
     const int size = a.chunks.chunk_size;
     std::copy_n(a.segs + (size_t)token * a.chunks.n_given(), a.chunks.n_run, dst);

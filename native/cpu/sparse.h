@@ -1,7 +1,7 @@
 // A chunk of rows for the columns of a prompt that chose it: few rows, columns from anywhere in the tile.
 //
-// Scores are [column][row]: rows fill the lanes, so keys are transposed once for all columns, and queries stay where they are. What a
-// column gets does not depend on who reads the chunk beside it.
+// Scores are [column][row]: rows fill the lanes, so keys are transposed once for all columns, and queries stay where they are. The
+// result of a column does not depend on which other columns read the chunk.
 #pragma once
 
 #include "walk.h"

@@ -244,7 +244,7 @@ struct lctx_item {
         }
         if (row0 < row1) {
             lo = cells.cell(row0), hi = cells.cell(row1), all_lo = cells.cell(all_row0), all_hi = cells.cell(all_row1);
-            lo -= a.params.fixed ? lo % LCTX_VL : 0;  // a cell has its lane, whoever reads beside
+            lo -= a.params.fixed ? lo % LCTX_VL : 0;  // the lane of a cell does not depend on the other readers
         }
     }
     // Cells [lo, hi), which all readers read.

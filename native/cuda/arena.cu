@@ -117,7 +117,7 @@ void free_pinned(ggml_backend_buffer_t buffer) {
 
 // ---- devices ----
 
-// The number that the CUDA runtime gives to ggml's device, -1 when it is no CUDA device.
+// The number that the CUDA runtime gives to ggml's device, -1 when it is not a CUDA device.
 int device_of(ggml_backend_buffer_type_t buft) {
     ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
     if (!dev || strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), "CUDA") != 0) {

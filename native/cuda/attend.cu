@@ -223,7 +223,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         }
         const lctx_attend_cursor after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
         st.wait();
-        __syncthreads();  // the block is here, and nobody reads the one before
+        __syncthreads();  // the block is here, and no thread still reads the one before
         const bool turns = now.buffer != loaded && m.item[now.buffer].turns;
         loaded = now.buffer;
         if (turns) {

@@ -7,7 +7,7 @@
 // PIECES: of a block of rows.
 template <int COLUMNS, int PIECES> struct lctx_attend_memory : lctx_cuda_walk_memory<COLUMNS> {
     lctx_cuda_piece piece[LCTX_CUDA_ITEMS][PIECES];  // of the items by chunk
-    int32_t most[2];  // bits of the largest value of a block of rows that is no half, else 0; the next block has the other one
+    int32_t most[2];  // bits of the largest value of a block of rows if it does not fit f16, else 0; blocks use them in turn
 };
 
 // One warp has 16 columns. With few columns the warps share the rows of a block instead, and of wide heads the dimensions: registers hold

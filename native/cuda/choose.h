@@ -158,13 +158,13 @@ template <int WARPS> struct lctx_chooser {
     __device__ static void put(lctx_segment * to, int32_t row0, int32_t row1, int32_t angle, int32_t seq) {
         *(uint4 *)to = {(unsigned)row0, (unsigned)row1, (unsigned)angle, (unsigned)seq};
     }
-    // Chunk `chunk` as segment i behind the runs; one lane.
+    // Write chunk `chunk` as segment i after the runs; one lane.
     __device__ void put_chunk(int chunk, int slot, int i) const {
         const int size = a.chunks.chunk_size;
         const lctx_segment & r = lctx_range_of(a, token, slot);
         put(dst + a.chunks.n_run + i, chunk * size, (chunk + 1) * size, r.angle, r.seq);
     }
-    // What the cut leaves of chunks [first, end) as segments from n on; returns the segment behind the last. One warp.
+    // Write those of chunks [first, end) that the cut leaves as segments from n on; returns the segment after the last. One warp.
     __device__ int put_chunks(cut c, int first, int end, int n) const {
         constexpr int AT_ONCE = 4;
         for (; first < end; first += AT_ONCE * LCTX_WARP) {
@@ -216,7 +216,7 @@ template <int WARPS> struct lctx_chooser {
         }
         put_chunks(c, mine.first, mine.end, n);
     }
-    // The runs, and behind n chunks what is not used; one warp.
+    // Write the runs, and empty segments after the n chunks; one warp.
     __device__ void put_rest(int n) const {
         const int n_run = a.chunks.n_run, n_given = a.chunks.n_given();
         for (int i = lctx_lane(); i < n_run; i += LCTX_WARP) {

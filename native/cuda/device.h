@@ -54,7 +54,7 @@ static __device__ __forceinline__ int lctx_block_scan(int x, int * sums, int & a
         const int y = lctx_shuffle(before, lctx_lane() < step ? lctx_lane() : lctx_lane() - step);
         before += lctx_lane() < step ? 0 : y;
     }
-    __syncthreads();  // nobody reads the sums of an earlier call
+    __syncthreads();  // no thread still reads the sums of an earlier call
     if (lctx_lane() == LCTX_WARP - 1) {
         sums[lctx_warp()] = before;
     }

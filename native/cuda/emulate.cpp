@@ -88,7 +88,7 @@ void run(int i, bool is_new) {
     }
 }
 
-// Threads [first, end) wait for the same: let them go on.
+// Let threads [first, end) continue if they all wait for `why`.
 bool release(int first, int end, wait why) {
     for (int i = first; i < end; i++) {
         if (blk.fibers[i]->waits != why) {
@@ -187,7 +187,7 @@ void __syncthreads() {
     pause(BLOCK_BARRIER);
 }
 
-// Two sets of gifts: who is at the next exchange cannot overwrite what is still read, and nobody is two ahead.
+// Two sets of gifts: a thread at the next exchange cannot overwrite what is still read, and no thread is two exchanges ahead.
 const lctx_gift * lctx_exchange(const void * data, size_t size) {
     GGML_ASSERT(size <= sizeof(lctx_gift));
     lctx_gift * gifts = blk.gifts.data() + (self().n_exchange++ % 2) * blk.n_thread;

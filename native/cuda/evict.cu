@@ -89,7 +89,7 @@ __device__ decision decide(const lctx_evict_args & a, const lctx_held & held, in
     return d;
 }
 
-// A chunk whose last row leaves is no candidate any more. A warp takes 32 cells and walks over every chunk that begins among them.
+// A chunk whose last row is evicted is no longer a candidate. A warp takes 32 cells and walks over every chunk that begins among them.
 __device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held, const decision & d, int head_kv, int seq) {
     const int32_t * rows = held.rows();
     const int size = a.params.chunk_size, lane = lctx_lane();
@@ -152,8 +152,8 @@ struct move_memory {
     int32_t from[THREADS];  // cells that stay
 };
 
-// n_unit units of every row, STRIP at most, for THREADS cells at a time: all are read before one is written, and no row goes behind where
-// it was. unit(cell, i): where they lie.
+// n_unit units of every row, STRIP at most, for THREADS cells at a time: all are read before one is written, and no row moves to a
+// later cell. unit(cell, i): where they lie.
 template <typename T, typename Unit>
 __device__ void move_units(const lctx_evict_args & a, const decision & d, int head_kv, int seq, int n_unit, move_memory & m, Unit && unit) {
     const lctx_held held = lctx_cells(a.cache, head_kv, seq).held;

@@ -33,7 +33,7 @@ struct head {
     int index;
     lctx_staging r;
     bits pages;  // that runs read
-    bits units;  // that are read beside these
+    bits units;  // that are read in addition to these
     int * sums;  // of lctx_block_scan
 };
 

@@ -144,7 +144,7 @@ static __device__ __forceinline__ void lctx_load_transposed(uint32_t (&r)[4], co
                  : "memory");
 }
 
-// ---- 16 bytes from global to shared memory, on their way while the thread goes on; in groups ----
+// ---- 16 bytes from global to shared memory, copied while the thread continues; in groups ----
 
 static __device__ __forceinline__ void lctx_copy_16(void * to_shared, const void * from_global) {
 #if __CUDA_ARCH__ >= 800

@@ -42,11 +42,11 @@ struct key_column {
     float * scores;  // [n_chunk_max]
 };
 
-// log(sum of exp) in two numbers: the largest, and the sum of what all are beside it.
+// log(sum of exp) in two numbers: the largest value, and the sum of exp(value - largest).
 struct log_sum {
     float most, sum;
 
-    // Add values of which `top` is the largest and `more` the sum of what they are beside it.
+    // Add values of which `top` is the largest and `more` the sum of exp(value - top).
     __device__ __forceinline__ log_sum with(float top, float more) const {
         const float both = fmaxf(most, top), base = both == -INFINITY ? 0.0f : both;
         return {both, sum * expf(most - base) + more * expf(top - base)};
@@ -82,7 +82,7 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
           queries(lctx_shared()),
           columns((key_column *)(queries + COLUMNS * p.query_size)) {}
 
-    // Columns behind the last are it once more, and score nothing.
+    // Columns after the last repeat it, and score nothing.
     __device__ int token(int column) const { return lctx_min(first + column, n_all - 1) / n_head; }
     __device__ int head(int column) const { return list * n_head + lctx_min(first + column, n_all - 1) % n_head; }
     __device__ lctx_key_query * query(int column) const { return (lctx_key_query *)(queries + column * p.query_size); }

@@ -11,7 +11,7 @@ static __device__ __forceinline__ uint32_t lctx_word(const char * at) {
     return *(const uint16_t *)at;
 }
 
-// The 8 bytes at an even address, in loads of 4. What is read beside them lies in the same page, which begins at a multiple of 4.
+// The 8 bytes at an even address, in loads of 4. The other bytes that are read lie in the same page, which begins at a multiple of 4.
 static __device__ __forceinline__ uint2 lctx_words(const char * at) {
     const int half = (int)((uintptr_t)at & 2);  // whether the address is between two words
     const uint32_t * from = (const uint32_t *)(at - half);

@@ -61,7 +61,7 @@ typedef struct lctx_op_args {
     int32_t hadamard_k;          // channels that are transformed together (ops/hadamard.h), 0: none, -1: as a context stores these types
     int32_t hadamard_v;
     int32_t fixed;           // lctx_attend_params::fixed
-    uint64_t scratch_bytes;  // result of flash and step: memory of the device beside the tensors; 0 on the CPU
+    uint64_t scratch_bytes;  // result of flash and step: memory of the device in addition to the tensors; 0 on the CPU
 } lctx_op_args;
 
 int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);

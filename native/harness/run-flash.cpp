@@ -6,7 +6,7 @@
 #include <cmath>
 namespace {
 
-constexpr int32_t N_KV_STEP = 256;  // llama.cpp attends to so many cells at a time
+constexpr int32_t N_KV_STEP = 256;  // llama.cpp attends to a multiple of this many cells
 constexpr int32_t N_FILL = 1024;
 
 void check(const lctx_op_args & a) {
@@ -122,7 +122,7 @@ void run(lctx_op_args & a) {
     q.fill(a, a.q, a.seg_pos);
     g.compute({q.rotated});
     lctx_time_attend(a, g, outs);
-    // the CUDA backend keeps f16 copies of K and V behind the result
+    // the CUDA backend keeps f16 copies of K and V after the result
     const size_t behind = ggml_backend_buft_get_alloc_size(ggml_backend_get_default_buffer_type(g.backend.get()), outs[0]);
     a.scratch_bytes = scratch.bytes(g.bytes()) + behind - ggml_nbytes(outs[0]);
     ggml_backend_tensor_get(outs[0], a.out, 0, ggml_nbytes(outs[0]));

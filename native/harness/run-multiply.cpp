@@ -9,7 +9,7 @@ void check(const lctx_multiply_args & a) {
     const ggml_type type = (ggml_type)a.type;
     lctx_require(a.type >= 0 && a.type < GGML_TYPE_COUNT && ggml_type_size(type) > 0, "type is none of ggml's");
     lctx_require(a.k_dim > 0 && a.n_rows > 0 && a.n_columns > 0 && a.n_threads > 0, "sizes must be positive");
-    lctx_require(a.k_dim % ggml_blck_size(type) == 0, "k_dim is no multiple of the block");
+    lctx_require(a.k_dim % ggml_blck_size(type) == 0, "k_dim is not a multiple of the block");
     if (a.n_expert > 0) {
         lctx_require(a.n_used > 0 && (a.n_own == 1 || a.n_own == a.n_used), "n_own must be 1 or n_used");
         const auto exists = [&](int32_t id) { return id >= 0 && id < a.n_expert; };

@@ -19,12 +19,12 @@ class lctx_arena {
     lctx_arena(const lctx_arena &) = delete;
     lctx_arena & operator=(const lctx_arena &) = delete;
 
-    // True when commit() does something: then nobody may touch a byte before it was committed.
+    // True when commit() does something: then no byte may be touched before it was committed.
     virtual bool commits() const { return false; }
     // Bytes [from, end), counted from the beginning, are about to be used; false when the device has no room for them. Cheap when they
     // were committed before.
     virtual bool commit(size_t from, size_t end) { return from <= end; }
-    // Bytes [from, end) are not needed, nor what they hold, but for the ends that share a grain with their neighbours. Nothing may be
+    // Bytes [from, end) and their contents are not needed, except the ends that share a grain with their neighbours. Nothing may be
     // running that uses them.
     virtual void give_back(size_t, size_t) {}
     // Bytes that are committed now; 0 where commit() does nothing.

@@ -153,7 +153,7 @@ class checker {
         }
     }
 
-    // The cells of all parts end at the same positions; beside our cache, where its rows do.
+    // The cells of all parts end at the same positions; with our cache, where its rows do.
     void end(const ends & ends) {
         std::map<int32_t, int32_t> last;
         for (const auto & [seq, of] : ends) {

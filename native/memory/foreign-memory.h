@@ -1,5 +1,5 @@
 // What stays llama.cpp's own in a context with a method: the memory of layers with a sliding window or a recurrent state. It was built
-// without the layers that our cache has claimed, and goes on keeping the books of their positions.
+// without the layers that our cache has claimed, and continues to track their positions.
 #pragma once
 
 #include "kv-cache.h"
@@ -10,7 +10,7 @@
 
 class lctx_foreign_memory {
   public:
-    // nullptr: this kind of memory cannot stand beside ours.
+    // nullptr: this kind of memory cannot be used together with ours.
     static std::unique_ptr<lctx_foreign_memory> create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
                                                        const llama_cparams & cparams);
     virtual ~lctx_foreign_memory() = default;
@@ -35,7 +35,7 @@ class lctx_foreign_memory {
     std::vector<uint8_t> save(int32_t seq) const;
     // Put the sequence where a checkpoint was saved, p tokens from its beginning; src: the sequence that was saved. Throws when it fails.
     void restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved);
-    // Read a saved state; seq < 0: of all sequences. n_pos: where the rows of every sequence end in the cache beside; empty: anywhere.
+    // Read a saved state; seq < 0: of all sequences. n_pos: where the rows of every sequence end in our cache; empty: anywhere.
     // Throws.
     void read(llama_io_read_i & io, int32_t seq, llama_state_seq_flags flags, const std::vector<int32_t> & n_pos);
     void copy(int32_t src, int32_t dst, int32_t n_pos);

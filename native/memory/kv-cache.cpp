@@ -184,7 +184,7 @@ bool lctx_kv_cache::refuse(const std::string & reason) const {
 }
 
 void lctx_kv_cache::break_with(const std::string & reason) {
-    broken_ = reason + "; clear the memory to go on";
+    broken_ = reason + "; clear the memory to continue";
     LLAMA_LOG_WARN("lctx: %s\n", broken_.c_str());
     refuse(broken_);
 }

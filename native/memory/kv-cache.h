@@ -3,7 +3,7 @@
 // It holds the layers that it was given: those with full attention (claim.h). A head that evicts holds rows of its own (ops/retain.h).
 // Evictions are due at borders and done when the next token comes, so that the last batch can be taken back.
 //
-// Sequences that were copied share their full pages; a page is copied before somebody else's row would be written to it.
+// Sequences that were copied share their pages; a shared page is copied before a sequence writes a row to it.
 // Rows lie in stores, at least one per device that has layers (kv-store.h); sequences, and what may be done with them, are the same for
 // all. What cannot be done is refused with a message: bool operations return false, state operations throw, and what a void operation asks
 // marks the cache broken, so that the next batch fails with the message until it is cleared. Never a silently wrong cache.
@@ -81,7 +81,7 @@ class lctx_kv_cache {
     void end_replay(int32_t seq);
     // Of the text, queries of the replay read rows [first, end) from now on, and the first ones. False: this method reads all rows.
     bool replay_piece(int32_t seq, int32_t first, int32_t end);
-    // Keep so many of the rows of a full cache, those of all heads together with the best votes; ends the replay. False: refused.
+    // Keep this fraction of the rows of a full cache, those with the best votes of all heads together; ends the replay. False: refused.
     bool compress(int32_t seq, double fraction);
 
     // for graphs
@@ -92,7 +92,7 @@ class lctx_kv_cache {
     // Units that lie close are brought as choices ask for them.
     // So they do where results may not depend on the other tokens of a batch, unless no query of the context can choose.
     bool always_selects() const;
-    // Results of a token do not depend on what is computed beside it (ops/fixed.h).
+    // Results of a token do not depend on what else is computed (ops/fixed.h).
     void fix(bool on) { is_fixed_ = on; }
     bool is_fixed() const { return is_fixed_; }
 

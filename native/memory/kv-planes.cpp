@@ -87,8 +87,8 @@ lctx_sizes lctx_kv_store::sizes(int32_t n_cell) const {
     return s;
 }
 
-// f(tensor, from, end) for the bytes beside the pages that rows [n_from, n_to) of a sequence take, in whole pages of rows; false as soon as
-// f is.
+// f(tensor, from, end) for the bytes that rows [n_from, n_to) of a sequence take outside the pages, in whole pages of rows; false as
+// soon as f is.
 template <typename F> bool lctx_kv_store::each_row_range(int32_t seq, int32_t n_from, int32_t n_to, F && f) const {
     const auto whole = [&](int32_t n) { return std::min(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, shape_.n_ctx); };
     const auto committed = [&](const lctx_plane & plane, int32_t head, int32_t n) {

@@ -86,7 +86,7 @@ class lctx_kv_store final : public lctx_paged_memory {
     const std::vector<lctx_plane> & planes() const { return planes_; }
     // Those of rows in pages that are saved: K, and V where it has rows of its own.
     std::vector<const lctx_plane *> row_planes() const;
-    // Entries of a plane beside the pages that sequences of these lengths have.
+    // Entries that sequences of these lengths have in a plane outside the pages.
     uint64_t n_entry(const lctx_plane & plane, const std::vector<int32_t> & n_pos) const;
     // Memory of these planes for rows [n_now, n_then) of a sequence; why there is none.
     std::string commit_rows(int32_t seq, int32_t n_now, int32_t n_then);

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-// What of a context turns its keys, beside the model and the method.
+// What in a context determines how keys are rotated, in addition to the model and the method.
 struct lctx_rope_settings {
     float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
     uint32_t n_ctx_orig;

@@ -290,7 +290,7 @@ bool lctx_memory::drop(int32_t seq, int32_t first, int32_t end) {
 
 void lctx_memory::require_foreign() const {
     if (!foreign_) {
-        throw lctx_refusal("this context has neither windows nor recurrent states beside its rows");
+        throw lctx_refusal("this context has neither windows nor recurrent states");
     }
 }
 

@@ -1,8 +1,8 @@
 // The memory of a context with a method, as llama.cpp sees it: it splits batches into ubatches, at the borders where heads evict too,
 // and keeps our KV cache and what stays llama.cpp's own (foreign-memory.h) at the same positions.
 //
-// A window or a recurrent state cannot go back. A checkpoint keeps them as they were after so many tokens of a sequence, in memory of
-// the host; the rows of our cache are still there, so nothing of them is copied.
+// A window or a recurrent state cannot go back. A checkpoint keeps them as they were after some number of tokens of a sequence, in host
+// memory; the rows of our cache are still there, so none of them are copied.
 #pragma once
 
 #include "foreign-memory.h"
@@ -37,8 +37,8 @@ class lctx_memory final : public llama_memory_i {
     void state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const override;
     void state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) override;
 
-    // Slices of a sequence, and what is beside its rows at its end (slices.h). Throw lctx_refusal; the sequence ends where it did then, or
-    // is empty after read_foreign.
+    // Slices of a sequence, and its windows and recurrent states at its end (slices.h). They throw lctx_refusal; then the sequence ends
+    // where it did, or is empty after read_foreign.
     void slice_read(lctx_state_reader & io, int32_t seq);
     void slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n);
     void write_foreign(llama_io_write_i & io, int32_t seq) const;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-constexpr int32_t MOST_STUCK = 32;  // one of so many pages may be free and keep its memory
+constexpr int32_t MOST_STUCK = 32;  // one free page per this many held ones may keep its memory
 
 ggml_tensor * lctx_paged_memory::add_pool(const char * name, ggml_type type, int64_t n) {
     pools_.push_back(add(name, type, n, (int64_t)n_page_ * LCTX_PAGE_ROWS));

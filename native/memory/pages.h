@@ -13,7 +13,7 @@ class lctx_pages {
     // first.
     int32_t take();
 
-    // One more owner; nobody may write to the page then.
+    // One more owner; the page must not be written to then.
     void share(int32_t page) { pages[page].n_owner++; }
 
     // One owner less; free without any.
@@ -27,7 +27,7 @@ class lctx_pages {
     int32_t n_stuck(int32_t n_run) const;
 
     // Held pages leave the end: each goes to the first free page while there is one before it and n_keep more. f(from, to) copies a page;
-    // false when it cannot, and then it stays with all behind it. Free pages are warm where one lay, and are to be cooled next.
+    // false when it cannot, and then this page and all after it stay. Free pages that were moved from are warm, and are to be cooled next.
     void pack(int32_t n_keep, const std::function<bool(int32_t, int32_t)> & f);
 
     int32_t n_owner(int32_t page) const { return pages[page].n_owner; }

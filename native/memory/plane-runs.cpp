@@ -18,7 +18,7 @@ void each_page_run(lctx_kv_store & store, int32_t seq, int32_t head, int32_t fir
     }
 }
 
-// f(first, n) for the entries of a head that `what` has in a plane beside the pages.
+// f(first, n) for the entries of a head that `what` has in a plane outside the pages.
 template <typename F>
 void each_entry_run(const lctx_sequences & seqs, const lctx_plane & plane, int32_t seq, int32_t n_gone, const lctx_extent & what, F && f) {
     const auto used = [&](int32_t n_row) { return plane.used(n_row, n_row - n_gone); };

@@ -25,5 +25,5 @@ inline lctx_extent lctx_whole(const lctx_sequences & seqs, int32_t seq) {
 void lctx_each_run(const lctx_placement & placement, const lctx_sequences & seqs, int32_t seq, const lctx_extent & what,
                    const lctx_run_visitor & f);
 
-// What dst has of its planes beside the pages, as src has it.
+// Copy the entries that dst has in planes outside the pages from src.
 void lctx_copy_planes(const lctx_placement & placement, const lctx_sequences & seqs, int32_t src, int32_t dst);

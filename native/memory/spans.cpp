@@ -11,7 +11,7 @@ namespace {
 
 constexpr int32_t MOST_SHIFT = 1 << 24;  // positions are floats in the rotation
 
-// A span that goes on as the one before it is none of its own.
+// A span with the same shift as the one before it is merged with that one.
 void add(std::vector<lctx_row_span> & spans, lctx_row_span span) {
     if (spans.empty() || spans.back().shift != span.shift) {
         spans.push_back(span);

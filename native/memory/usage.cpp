@@ -12,7 +12,7 @@ std::string lctx_blocks::check_limit(int64_t n_page, const std::vector<int32_t> 
            "; raise it, evict more (a smaller window or budget), use a smaller type_k and type_v, or remove tokens";
 }
 
-// What is held with so many pages and sequences of these lengths.
+// Bytes that are held with n_page pages and sequences of these lengths.
 uint64_t lctx_blocks::bytes(int64_t n_page, const std::vector<int32_t> & n_pos) const {
     const lctx_kv_shape & shape = placement_.shape();
     uint64_t n = n_page * LCTX_PAGE_ROWS * (shape.row_bytes() + shape.index_bytes());

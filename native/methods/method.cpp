@@ -227,7 +227,7 @@ int32_t lctx_rule_budget(const lctx_method_spec & spec, const lctx_method_env & 
 }
 
 int32_t lctx_rule_evict_every(const lctx_method_spec & spec, int32_t budget) {
-    constexpr int32_t SHARE = 4, MOST = 256;  // a head may hold so many rows more than its budget for a while
+    constexpr int32_t SHARE = 4, MOST = 256;  // a head may exceed its budget by this many rows for a while
     return lctx_rule_option(spec, "evict_every", std::max(1, std::min(MOST, budget / SHARE)), 1);
 }
 

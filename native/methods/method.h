@@ -28,7 +28,7 @@ struct lctx_row_span {
 // What queries of a replay read of the text: all, or their own piece of it; automatic: the piece where the method can.
 enum class lctx_replay { text, piece, automatic };
 
-// A rule by which heads evict, beside a method that says what is read.
+// A rule by which heads evict, in addition to a method that says what is read.
 struct lctx_rule {
     lctx_retain retain;
     std::string spec;
@@ -80,7 +80,7 @@ class lctx_method {
     // Let queries before row `from` read everything, from the window to the spec's own row; -1: the spec's. Throws lctx_refusal.
     virtual void select_from(int32_t) { throw lctx_refusal(spec() + " has no row from which queries choose"); }
 
-    // True when every query reads every key from its own position at the key's own: nothing is rotated anew.
+    // True when queries and keys are always used at their own positions: nothing is rotated again.
     virtual bool keeps_positions() const { return false; }
 
     // Segments that read the near ring (bit mask), and how many rows back they reach; 0: no near ring.
@@ -96,7 +96,7 @@ class lctx_method {
 struct lctx_method_spec {
     std::string name;
     std::map<std::string, int32_t> options;
-    std::shared_ptr<const lctx_method_spec> rule;  // behind a +, or nullptr
+    std::shared_ptr<const lctx_method_spec> rule;  // after a +, or nullptr
 
     // The option's value, or -1 when it is left to choose.
     int32_t get(const char * key) const {
@@ -105,7 +105,7 @@ struct lctx_method_spec {
     }
 };
 
-// "base+rule", where a rule alone goes with full. Throws lctx_refusal when the name or an option is unknown or a value is no number.
+// "base+rule", where a rule alone goes with full. Throws lctx_refusal when the name or an option is unknown or a value is not a number.
 lctx_method_spec lctx_method_parse(const std::string & text);
 
 // n_ctx for n_ctx = 0: the trained context; up to 4 times that for a method that extends, as far as its own options reach.

@@ -21,8 +21,8 @@ LCTX_HD inline int8_t lctx_to_byte(float x, float scale) {
     return (int8_t)(level > 127.0f ? 127.0f : level > -127.0f ? level : -127.0f);
 }
 
-// The largest number of a stored row. A level times its scale, which was rounded, is a half still. Values that are no keys may be larger in
-// the types that hold them: CUDA scales them on their way (../cuda/blocks.h).
+// The largest number of a stored row. A level times its rounded scale still fits f16. Rows of V may have larger numbers in the types that
+// can hold them: CUDA scales these when it unpacks them (../cuda/blocks.h).
 LCTX_HD inline float lctx_most_stored(ggml_type type, bool is_value) {
     constexpr float MOST_LEVEL = 65376.0f;  // (1 + 3/2048) times this rounds to LCTX_MOST_HALF
     constexpr float MOST_VALUE = 1e9f;      // 2^-15 of it is a half

@@ -5,7 +5,7 @@
 // which is 3.336 to one), with one bit -1 or 1.
 //
 // Rows lie in groups of 16, so that a vector holds the same channels of all: the 16 scales as halves, then for every four bytes of codes
-// those of each row. Channel c of a row is in its byte c % n_code, from bit c / n_code * bits on; codes behind the last channel are 0.
+// those of each row. Channel c of a row is in its byte c % n_code, from bit c / n_code * bits on; codes after the last channel are 0.
 #pragma once
 
 #include "portable.h"
@@ -25,7 +25,7 @@ struct lctx_index_shape {
         return (n + WORD - 1) / WORD * WORD;
     }
     LCTX_HD int32_t row_size() const { return SCALE + n_code(); }
-    // Channels with those behind the last.
+    // Channels including the padding after the last.
     LCTX_HD int32_t n_channel() const { return n_code() * 8 / bits; }
     // Channels that are transformed together: the largest power of two that divides the head; 0: none.
     LCTX_HD int32_t hadamard() const { return (head_dim & -head_dim) < 32 ? 0 : head_dim & -head_dim; }

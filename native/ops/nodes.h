@@ -15,7 +15,7 @@ inline lctx_pool_args lctx_pool_of(const ggml_tensor * pool) {
     return {(char *)pool->data, pool->type, pool->nb[1]};
 }
 
-// The rows of `pool` behind those of `staging`.
+// The rows of `staging`, then those of `pool`.
 inline lctx_pool_args lctx_staged_pool_of(const ggml_tensor * staging, const ggml_tensor * pool) {
     lctx_pool_args args = lctx_pool_of(staging);
     args.n_row = (size_t)staging->ne[1];

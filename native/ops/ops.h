@@ -79,7 +79,7 @@ struct lctx_attend_params {
     float softcap;       // 0: none
     uint32_t near_mask;  // bit s: segment s reads its keys from the near ring
     int16_t lse;         // 1: the LSE of every query and head follows the output
-    int16_t fixed;       // 1: the sums of a query do not depend on what is computed beside it (fixed.h)
+    int16_t fixed;       // 1: the sums of a query do not depend on what else is computed (fixed.h)
     int32_t chunk_size;  // 0: segments of any rows, the same for all heads; else every head has its own, each inside one chunk, but
     int32_t n_run;       // the first n_run of them, which may be any rows
     lctx_hadamard hadamard;

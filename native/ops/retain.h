@@ -26,7 +26,7 @@ struct lctx_retain {
     int32_t resets;       // 1: scores begin again after an eviction
     int32_t window;       // queries before a border that vote; 0: those of a replay do, and heads evict when they are asked to
     int32_t recent;       // newest rows that stay
-    int32_t evict_every;  // a border is every so many rows
+    int32_t evict_every;  // rows from one border to the next
     int32_t budget;       // rows that a head keeps at most, the best by score; 0: those that a query of the window found important
     int32_t adaptive;     // 1: the heads of a layer share their budgets, and keep their best rows together
 

@@ -86,10 +86,10 @@ void probe(const std::string & endpoint) {
     }
     const ssize_t n = recv(s.fd, &answer, sizeof(answer), MSG_WAITALL);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-        refuse(endpoint, "it does not answer: it serves somebody else (one client at a time), or it is no RPC server");
+        refuse(endpoint, "it does not answer: it serves another client (one at a time), or it is not an RPC server");
     }
     if (n < (ssize_t)sizeof(answer)) {
-        refuse(endpoint, "it hung up: it is no RPC server, or one of another version");
+        refuse(endpoint, "it hung up: it is not an RPC server, or one of another version");
     }
     const auto version = [](int major, int minor, int patch) {
         return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
@@ -111,7 +111,7 @@ template <typename F> F * rpc_function(const char * name) {
     return (F *)found;
 }
 
-// The servers that somebody needs. The mutex is recursive: ggml may abort while a connection is made.
+// The servers in use. The mutex is recursive: ggml may abort while a connection is made.
 std::recursive_mutex servers_mutex;
 std::map<std::string, std::weak_ptr<lctx_rpc_server>> servers_by_endpoint;
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-// One connection. ggml ends the process when it finds no server; so a server is asked first, and the connection is kept as long as somebody
-// needs it. A server that has ended answers zeros (patches/ggml-rpc-lost), so whoever asked one must look whether it is lost.
+// One connection. ggml ends the process when it finds no server; so a server is asked first, and the connection is kept while it is in use.
+// A server that has ended answers zeros (patches/ggml-rpc-lost), so callers must check whether it is lost.
 struct lctx_rpc_server {
     std::string endpoint;  // "host:port"
     std::vector<ggml_backend_dev_t> devices;

@@ -1,6 +1,6 @@
-// What the kernels are told, as push constants: one text for C++ and for GLSL. Addresses first, so that no compiler has to pad, and 128
-// bytes at most, which every device has room for. LAST(offset, type, name) makes both check where the last member lies. Strides are in
-// bytes, those of pages in elements. What stays the same for a model is a constant of its pipeline (specialization).
+// Push constants of the kernels, defined once for C++ and GLSL. Addresses come first, so that no compiler has to pad; 128 bytes at most,
+// which every device has room for. LAST(offset, type, name) makes both check where the last member lies. Strides are in bytes, those of
+// pages in elements. What stays the same for a model is a constant of its pipeline (specialization).
 
 #define LCTX_VK_ANGLES(LAST)                                        \
     uint64_t pos, freq_factors, dst; /* freq_factors: 0: none */    \

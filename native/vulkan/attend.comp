@@ -1,5 +1,5 @@
 #version 460
-// *attend*: attention of a tile of queries and heads over its segments, with a softmax that goes on from block to block (FlashAttention,
+// *attend*: attention of a tile of queries and heads over its segments, with an online softmax over the blocks (FlashAttention,
 // arXiv 2205.14135, algorithm 1).
 //
 // A workgroup has one KV head, COLUMNS of its query heads (those of one token, then of the next), and every n_split-th block of 64 rows

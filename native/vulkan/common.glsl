@@ -1,4 +1,4 @@
-// What all kernels begin with: the arrays behind addresses, and rows of K and V in every type. Rows lie at even addresses, and so does
+// Common to all kernels: arrays at addresses, and rows of K and V in every type. Rows lie at even addresses, and so does
 // everything in their blocks: 16-bit words are all that the device must be able to load.
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_shader_16bit_storage : require

@@ -30,5 +30,5 @@ ggml::cpu::tensor_traits * lctx_cpu_few(ggml_type type, bool is_fixed);
 // The same for a GGML_OP_MUL_MAT_ID.
 ggml::cpu::tensor_traits * lctx_cpu_experts(ggml_type type, bool is_fixed);
 
-// Whether the weight of op shall stay as a file holds it: ggml would repack it for products that are slower than those for plain ones.
+// Whether the weight of op must stay as the file holds it: ggml would repack it for products that are slower than those for plain ones.
 bool lctx_cpu_keeps_plain(const ggml_tensor * op);

@@ -228,8 +228,8 @@ template <class W> constexpr int lctx_stride = LCTX_FULL_BYTES && W::N == 32 && 
 
 // Rows of a weight that are multiplied together, for k_dim values each.
 //   bytes       [k_dim / 4][LCTX_VL][4]
-//   scales      [k_dim / GROUP][LCTX_VL]; [k_dim / N][LCTX_VL] beside int_scales
-//   mins        [k_dim / GROUP][LCTX_VL], where the type HAS_MIN; integers beside int_scales
+//   scales      [k_dim / GROUP][LCTX_VL]; [k_dim / N][LCTX_VL] with int_scales
+//   mins        [k_dim / GROUP][LCTX_VL], where the type HAS_MIN; integers with int_scales
 //   int_scales  [k_dim / GROUP][LCTX_VL]: the integer scales of groups, where lctx_int_scales. Without LCTX_FULL_BYTES twice, as 16 bits:
 //               sums of pairs are multiplied with them, which is a step less
 //   min_scales  [k_dim / N][LCTX_VL]: of those mins
@@ -301,7 +301,7 @@ template <class W> struct lctx_step {
     }
 };
 
-// Fill a panel with n_rows <= LCTX_VL rows; lanes behind them repeat the last one.
+// Fill a panel with n_rows <= LCTX_VL rows; lanes after them repeat the last one.
 template <class W> static void lctx_fill_panel(const lctx_panel & panel, const char * rows, size_t row_size, int n_rows, int64_t k_dim) {
     constexpr size_t STEP_BYTES = LCTX_STEP / W::N * sizeof(typename W::block);
     lctx_step<W> step = {};

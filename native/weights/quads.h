@@ -18,8 +18,8 @@ template <> constexpr int lctx_zero_of<block_q4_0> = 8;
 template <> constexpr int lctx_zero_of<block_q8_0> = 128;
 template <> constexpr int lctx_zero_of<block_mxfp4> = lctx_weight<GGML_TYPE_MXFP4>::ZERO;
 
-// A column of bytes, as such rows meet it, n_piece times so many values. A last piece that is not full has zeros. In the first lane of a
-// group stands what it adds for all its values, in the others 0.
+// A column of bytes in the order that such rows need: n_piece pieces of LCTX_QUADS_DIM values. A last piece that is not full has zeros. In
+// `starts`, the first lane of a group has the value for the whole group, the others 0.
 //   bytes   [n_piece][2][LCTX_QUADS][16]: the first halves of the groups, then the second ones
 //   scales  [n_piece][LCTX_QUADS][4]: of the groups, once for each lane
 //   starts  [n_piece][LCTX_QUADS][4]: -ZERO * the sum of the bytes; with a min: the sum of the values, a float
@@ -130,7 +130,7 @@ static inline lctx_quads lctx_load(const block_q8_0 * b) {
     return quads;
 }
 
-// 2^(e - 128) for every byte e, as bits; it is no normal number for the first two.
+// 2^(e - 128) for every byte e, as bits; the first two are subnormal.
 struct lctx_half_powers {
     int32_t of[256];
     constexpr lctx_half_powers() : of() {

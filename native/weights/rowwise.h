@@ -1,4 +1,4 @@
-// Ops on rows of floats beside ggml's.
+// Ops on rows of floats, in addition to ggml's.
 #pragma once
 
 #include "ggml.h"

@@ -22,7 +22,7 @@ struct lctx_scale_lanes {
 static inline const lctx_scale_lanes & lctx_lanes_of_scales() {
     static constexpr lctx_scale_lanes LANES;
     const lctx_scale_lanes * lanes = &LANES;
-    __asm__("" : "+r"(lanes));  // or GCC makes each row anew, in four steps
+    __asm__("" : "+r"(lanes));  // or GCC makes each row again, in four steps
     return *lanes;
 }
 

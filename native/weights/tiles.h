@@ -112,7 +112,7 @@ struct lctx_expert_matrices {
     }
 
   private:
-    int32_t *n_of, *first_tile, *pairs;  // columns of an expert; its first tile; the pairs of all tiles, -1 behind the last one
+    int32_t *n_of, *first_tile, *pairs;  // columns of an expert; its first tile; the pairs of all tiles, -1 after the last one
 
     int32_t expert(int64_t pair) const {
         const ggml_tensor * ids = op->src[2];

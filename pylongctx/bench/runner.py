@@ -18,7 +18,7 @@ UNQUANTIZED = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """How to run every case.
+    """Settings of a benchmark that all cases share.
 
     Attributes
     ----------

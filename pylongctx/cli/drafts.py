@@ -106,7 +106,7 @@ def own_draft(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def draft_model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int = 1) -> "LlamaDraftModel | None":
-    """Return what drafts for a model, or None.
+    """Return the source of drafts for a model, or None.
 
     Parameters
     ----------

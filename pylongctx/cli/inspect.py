@@ -94,7 +94,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _fitting(args: argparse.Namespace, method: Method) -> list[str]:
-    """Return what to show for a method: chunks if it selects them, keys if it evicts."""
+    """Return the plot of a method: chunks if it selects them, keys if it evicts."""
     from pylongctx.attention.kept import evicts
 
     chunks = any(isinstance(part, LongHeads) for part in method.parts) or not evicts(method)

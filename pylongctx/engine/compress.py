@@ -30,7 +30,7 @@ DRIFT = 0.1  # mean divergence, in nats, from which on ``CompressionReport.drift
 
 @dataclass(frozen=True)
 class CompressionReport:
-    """What a compression freed, and what it changed.
+    """Memory that a compression freed, and how much predictions changed.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ def _evict_measured(session: Session, ratio: float) -> float | None:
 
 
 def probes_of(session: Session) -> Iterator[NDArray[np.int32]]:
-    """Yield what is evaluated after the text to compare: a request to repeat it, and its tokens from three places."""
+    """Yield the tokens to evaluate after the text, to compare: a request to repeat it, and one of three parts of it."""
     text, prompt = session.tokens.copy(), _tokens(session.model, LATER)
     room = session.n_ctx - len(text) - len(prompt)
     if len(text) < PROBES * (OVERLAP + PROBE) or room < OVERLAP + PROBE:

@@ -1,4 +1,4 @@
-"""How many tokens a draft may have: as many as pay, from measured acceptance and step times."""
+"""The length of drafts: the number of tokens that pays, from measured acceptance and step times."""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field

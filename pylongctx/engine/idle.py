@@ -1,4 +1,4 @@
-"""What is done between two steps with slots that have no job: erase, save, restore, compress."""
+"""Operations on slots without a job, between two steps: erase, save, restore, compress."""
 
 import threading
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class IdleSlots:
         return slot.session.n_tokens
 
     def compress(self, ratio: float, seq: int = 0, owner: str | None = None, answer: str = "") -> CompressionReport:
-        """Evict most KV entries of a slot, see ``Llama.compress``; the other slots wait meanwhile.
+        """Evict most KV entries of a slot, see ``Llama.compress``; the other slots wait for it.
 
         With the id of a completion, ``answer``, the text is that of its prompt: a chat template may render the answer
         in another way in the next prompt, which could not reuse a compressed text that ends with it. ValueError when

@@ -21,7 +21,7 @@ FAILED = -(2**31)
 
 
 class Borrower(Protocol):
-    """What keeps the handle of a model until it is closed."""
+    """An object that uses the handle of a model until it is closed."""
 
     def close(self) -> None:
         """Release the handle."""

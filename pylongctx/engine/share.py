@@ -93,7 +93,7 @@ def _drafted(shares: list[Share], room: int, times: StepTimes, end: End) -> list
 
 
 def _request(share: Share, room: int, times: StepTimes, n_others: int) -> tuple[Drafting, DraftRequest] | None:
-    """Return what is wanted as a draft after a token of an answer; None: nothing."""
+    """Return the draft that is wanted after a token of an answer, or None."""
     session, job = share.slot.session, share.job
     if job.draft is None or len(share.part) != 1 or len(job.pending) != 1:
         return None

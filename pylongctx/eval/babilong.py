@@ -41,7 +41,7 @@ class BabiLong(Question):
     data : str
         A test file of bAbI; its name begins with the task: qa1, qa2 or qa5.
     tests : int or None
-        Only so many questions, the first ones.
+        The number of questions, from the first on; None: all.
     haystack : str
         The novel: "synthetic", a text file or a folder of them.
 

@@ -42,7 +42,7 @@ class Bamboo(Question):
     data : str
         A file of BAMBOO; its name begins with paperqa or private_eval.
     tests : int or None
-        Only so many questions, the first ones.
+        The number of questions, from the first on; None: all.
     library : str
         Of private_eval: only the tasks of NumpyEval, PandasEval or TorchDataEval, "" for all.
     execute : bool
@@ -134,7 +134,7 @@ class Bamboo(Question):
 
 @dataclass(frozen=True)
 class ProgramParts:
-    """What runs before and after a completion, and the names that BAMBOO replaced: old by new."""
+    """Code that runs before and after a completion, and the names that BAMBOO replaced: old by new."""
 
     before: str
     after: str

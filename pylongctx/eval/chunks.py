@@ -1,4 +1,4 @@
-"""Which chunks the heads read while they answer with a pass key: LongHeads' table 3 and figure 5."""
+"""The chunks that heads read while they answer with a pass key: LongHeads' table 3 and figure 5."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Chunks(SingleModel):
         return Passkey(tests=self.tests, depths=self.depths, haystack=self.haystack, separator=self.separator)
 
     def refusal(self, method: Method | None) -> str:
-        """Return why nothing can be shown of a method that does not choose chunks."""
+        """Return the reason why a method that does not select chunks cannot be measured."""
         if method and any(isinstance(part, LongHeads) for part in method.parts):
             return ""
         return (
@@ -86,7 +86,7 @@ def pack(reads: Counts) -> list[Any]:
 
 
 def unpack(record: Record) -> tuple[Counts, Counts]:
-    """Return what was read, int64 [n_layer, n_head, n_chunks], and what had to be, int64 [n_chunks], in queries."""
+    """Return the queries that read a chunk, int64 [n_layer, n_head, n_chunks], or had to, int64 [n_chunks]."""
     forced = np.array(record["forced"], np.int64)
     reads = np.zeros((len(record["reads"]), len(record["reads"][0]), len(forced)), np.int64)
     for row, pairs in zip(reads.reshape(-1, len(forced)), (p for heads in record["reads"] for p in heads), strict=True):

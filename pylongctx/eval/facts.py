@@ -177,7 +177,7 @@ def draw_facts(n: int, asked: str, n_decoys: int, random: Random) -> list[Stated
     Raises
     ------
     ValueError
-        When the table has not so many facts, similar sentences or names.
+        When the table has fewer facts, similar sentences or names.
 
     Examples
     --------

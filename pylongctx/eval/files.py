@@ -71,7 +71,7 @@ def _lines(path: Path, text: str, skip_broken: bool) -> list[tuple[str, Any]]:
 
 
 def read_json(path: str | Path, hint: str) -> Any:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def stem(path: str | Path) -> str:
 
 
 def after_context(template: str) -> str:
-    """Return what follows the text in the prompt of a benchmark: the end that asks about it.
+    """Return the part of a benchmark's prompt after the text, which asks about it.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def after_context(template: str) -> str:
 
 @cache
 def published(benchmark: str) -> dict[str, Any]:
-    """Return what a benchmark published of its tasks, by name: prompts, longest answers, labels.
+    """Return published data of a benchmark's tasks, by name: prompts, longest answers, labels.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How much text fits into a number of tokens, and where some of it stands among them."""
+"""Fit a text into a number of tokens, and find the tokens of a part of it."""
 
 from collections.abc import Callable, Sequence
 
@@ -57,7 +57,7 @@ def fitted(
     where : str
         What an error begins with.
     tests : int or None
-        Only so many samples, the first ones.
+        The number of samples, from the first on; None: all.
 
     Raises
     ------

@@ -89,8 +89,8 @@ def sentences(text: str) -> list[str]:
 
     Examples
     --------
-    >>> sentences("It rained. Who knows why? Nobody.")
-    ['It rained.', 'Who knows why?', 'Nobody.']
+    >>> sentences("It rained. Who knows why? I do.")
+    ['It rained.', 'Who knows why?', 'I do.']
     """
     return [part for part in SENTENCE_END.split(text.strip()) if part]
 
@@ -106,8 +106,8 @@ class Haystack:
     text : str
         Repeated as often as a length needs.
     continues : bool
-        Whether the text after the key goes on where the text before it ended, as a book does; else it begins anew,
-        and every prompt begins at the same place.
+        Whether the text after the key continues the text before it, as in a book; otherwise it starts again from
+        the beginning, and every prompt begins at the same place.
 
     Examples
     --------

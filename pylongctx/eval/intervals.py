@@ -1,4 +1,4 @@
-"""How sure a mean score is: bootstrap intervals of a mean, and of the difference of two methods on the same samples."""
+"""Bootstrap intervals of a mean score, and of the difference of two methods on the same samples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """A method beside a base, on the same samples.
+    """A method compared with a base, on the same samples.
 
     Attributes
     ----------

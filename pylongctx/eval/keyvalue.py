@@ -23,7 +23,7 @@ class KeyValue(Question):
     data : str
         A file of the benchmark, such as ``kv-retrieval-75_keys.jsonl.gz``.
     tests : int or None
-        Only so many cases, the first ones.
+        The number of cases, from the first on; None: all.
     place : int or None
         Where the pair stands that is asked for, from 0 on, as in the published scripts. None: where the file has it.
     questions : int

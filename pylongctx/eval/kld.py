@@ -43,14 +43,14 @@ def divergence(base: NDArray[np.float32], other: NDArray[np.float32]) -> Floats:
 
 @dataclass(frozen=True)
 class Divergence(Task):
-    """How far a method's predictions are from those of ``base`` on one or several texts.
+    """Divergence of a method's predictions from those of ``base`` on one or several texts.
 
     Attributes
     ----------
     file : str or tuple of str
         UTF-8 texts.
     chunks : int or None
-        Only so many chunks of each, the first ones.
+        The number of chunks of each text, from the first on; None: all.
     base : str
         Method that is right by definition; its KV cache is f16.
 
@@ -71,7 +71,7 @@ class Divergence(Task):
 
     @property
     def settings(self) -> Record:
-        """What the numbers are relative to."""
+        """The method that the divergence is measured from."""
         return {"base": self.base}
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:

@@ -33,7 +33,7 @@ class LEval(Question):
         A file of L-Eval: ``quality.jsonl``, ``coursera.jsonl``, ``gsm100.jsonl`` or ``topic_retrieval_longchat.jsonl``.
         The name tells the kind, as in L-Eval; another one has choices of which one is right.
     tests : int or None
-        Only so many questions, the first ones.
+        The number of questions, from the first on; None: all.
     max_tokens : int or None
         Most tokens of an answer. None: 32 for letters, 64 for topics, 512 for a calculation.
 

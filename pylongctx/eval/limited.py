@@ -1,4 +1,4 @@
-"""Run Python code that a model wrote: in a process of its own with limits, which is no protection against malice."""
+"""Run Python code that a model wrote: in a separate process with limits, which do not stop malicious code."""
 
 from __future__ import annotations
 

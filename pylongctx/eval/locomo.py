@@ -39,7 +39,7 @@ class LoCoMo(Question):
     data : str
         ``locomo10.zip``, a folder of its files, or one of them.
     tests : int or None
-        Only so many questions, evenly spread over chats and categories.
+        The number of questions, evenly spread over chats and categories; None: all.
     category : str
         Only the questions of one category, a value of ``CATEGORIES``; "" for all.
     chats : int or None

@@ -46,7 +46,7 @@ class LongBench(Question):
     data : str
         Folder with ``hotpotqa.jsonl``, or ``hotpotqa_e.jsonl`` for LongBench-E.
     tests : int or None
-        Only so many samples, the first ones.
+        The number of samples, from the first on; None: all.
     e : bool
         LongBench-E: numbers by length of the text, in words.
     max_length : int or None

@@ -29,7 +29,7 @@ class LongEval(Question):
     data : str
         A file of LongEval, such as ``200_lines.jsonl``.
     tests : int or None
-        Only so many cases, the first ones.
+        The number of cases, from the first on; None: all.
     questions : int
         Questions about the lines of each case: its own, then others for evenly spaced lines in the same words.
 

@@ -1,4 +1,4 @@
-"""Every method on every KV type, length and task: what a TOML file asks for, as cells."""
+"""Plans in TOML: every method with every KV type and length on every task, as cells."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ else:
 ALL = "all"
 # fields of tasks that name files, from the folder of the TOML file on
 FILES = ("file", "data", "haystack", "repository")
-GENERATED = ("sentences", SYNTHETIC)  # haystacks that are no files
+GENERATED = ("sentences", SYNTHETIC)  # haystacks that are not files
 KEYS = ("model", "methods", "kv", "lengths", "seed", "chat", "llama", "tasks")
 
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """A task, and what it is run with.
+    """A task with its lengths, methods and KV types.
 
     Attributes
     ----------
     methods : tuple of str
-        Spec strings, a RoPE scaling behind ``@``: ``"longheads@ntk"``; ``"ntk"`` is ``"full@ntk"``.
+        Spec strings, a RoPE scaling after ``@``: ``"longheads@ntk"``; ``"ntk"`` is ``"full@ntk"``.
     kv : tuple of str
         Types of K and V: ``"q8_0"``, ``"q8_0/f16"``.
     reuse, compress : bool, float
@@ -55,13 +55,13 @@ class PlannedTask:
 
     @property
     def rows(self) -> set[tuple[object, ...]]:
-        """What the rows of a table are of."""
+        """Method, KV type and compression of each row of a table."""
         return {(method, kv, self.compress) for method in self.methods for kv in self.kv}
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """What is measured.
+    """Models, tasks and options of a measurement.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Matrix:
 
 
 def read_positions(model: str) -> Positions:
-    """Return what RoPE scalings need to know of a GGUF file."""
+    """Return the properties of a GGUF file that RoPE scalings depend on."""
     with Llama(model, vocab_only=True, verbose=False) as llm:
         return positions_of(llm)
 
@@ -120,7 +120,7 @@ def split_method(text: str) -> tuple[str, str]:
 
 
 def all_methods() -> list[str]:
-    """Return what ``"all"`` stands for: every RoPE scaling, every method, and compositions."""
+    """Return the methods that ``"all"`` means: every RoPE scaling, every method, and compositions."""
     rule = next(cls.name for cls in CLASSES if cls.role == "rule")
     alone = [cls for cls in CLASSES if cls is not Full]
     composed = [f"{cls.name}+{rule}" for cls in alone if cls.role == "base"]
@@ -151,7 +151,9 @@ def _model(folder: Path, name: str) -> str:
     return name if name in CATALOG and not path.is_file() else str(path)
 
 
-def _from(folders: Sequence[Path], named: str | list[str]) -> str | list[str]:
+def _from(folders: Sequence[Path], named: Any) -> Any:
+    if isinstance(named, dict):
+        return {key: _from(folders, name) for key, name in named.items()}
     if not isinstance(named, str):
         return [str(_from(folders, name)) for name in named]
     return str(next((folder / named for folder in folders if (folder / named).exists()), folders[0] / named))
@@ -174,7 +176,7 @@ def make(table: Mapping[str, Any]) -> Matrix:
     _check_keys("a matrix", table, KEYS)
     usual = {"lengths": [], "methods": ALL, "kv": "f16"}
     common = {name: table.get(name, value) for name, value in usual.items()}
-    _methods(common["methods"])  # of which an error is told also where every task has its own
+    _methods(common["methods"])  # unknown names are an error even if every task has its own
     tasks = [wanted for entry in table.get("tasks", []) for wanted in _tasks({**common, **entry})]
     if not tasks:
         raise ValueError('there is no task; add [[tasks]] with kind = "passkey" to the file, or --task passkey')
@@ -212,11 +214,20 @@ def _tasks(entry: Mapping[str, Any]) -> list[PlannedTask]:
     known = {part.name: str(part.type) for part in fields(task_class(kind)) if part.init}  # type: ignore[arg-type]
     shared = (values.pop("reuse", False), 1.0 if "compress" in known else values.pop("compress", 1.0))
     _check_keys(f"a task of kind {kind!r}", values, [*known])
-    names = [{"name": name} for name in _list(values.pop("name"))] if "name" in values else [{}]
+    each = _each_name(kind, values)
     for name in (name for name, value in values.items() if isinstance(value, list) and "tuple" not in known[name]):
         raise ValueError(f"a task of kind {kind!r} has one {name}, not a list; give each its own [[tasks]]")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return [PlannedTask(task_class(kind)(**values, **name), lengths, methods, kv, *shared) for name in names]
+    return [PlannedTask(task_class(kind)(**values, **own), lengths, methods, kv, *shared) for own in each]
+
+
+def _each_name(kind: str, values: dict[str, Any]) -> list[dict[str, str]]:
+    """Take the names out of a task's values, and files by name; return the fields of each name."""
+    names = _list(values.pop("name", []))
+    files = values.pop("data") if isinstance(values.get("data"), dict) else {}
+    if unknown := [name for name in files if name not in names]:
+        raise ValueError(f"a task of kind {kind!r} has data for {unknown[0]!r}, which is not one of its names; add it")
+    return [{"name": name} | ({"data": files[name]} if name in files else {}) for name in names] or [{}]
 
 
 def _check_distinct(tasks: Sequence[PlannedTask]) -> None:

@@ -218,7 +218,7 @@ def hidden(
 
 
 def insertion_point(vocabulary: Vocabulary, tokens: Sequence[int], depth_percent: float) -> int:
-    """Return where a needle goes: the depth, moved back to the end of a sentence; 100 is the end itself.
+    """Return the position of a needle: the depth, moved back to the end of a sentence; 100 is the end itself.
 
     Examples
     --------

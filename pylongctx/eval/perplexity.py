@@ -212,8 +212,8 @@ class Perplexity(SingleModel):
     mode : str
         One of ``MODES``.
     chunks : int or None
-        Only so many chunks, windows or passages of each text, the first ones. None: all; one with ``incremental``, 4
-        with ``last``.
+        The number of chunks, windows or passages of each text, from the first on. None: all; one with
+        ``incremental``, 4 with ``last``.
     stride : int
         Tokens by which windows advance, that are scored at the ends of passages, that a point of the curve stands for.
 

@@ -1,4 +1,4 @@
-"""Facts hidden in a novel, several questions on one text: each goes on from the text, which is read once.
+"""Facts hidden in a novel, several questions on one text: each continues from the text, which is evaluated once.
 
 A method that stores less, or chooses what it reads, has stored the text before it knows the question. The facts are
 asked for in their own words, in other words, or among similar ones, see ``pylongctx.eval.facts``.
@@ -49,7 +49,7 @@ class Recall(SingleModel):
         Similar sentences for each fact, spread at random.
     haystack : str or tuple of str
         "synthetic", a text file or a folder of them; several take turns, text by text.
-    anew : int
+    fresh : int
         Questions of a text that are answered from an empty cache too, for a comparison.
     scored : int
         Tokens at the end of the text whose perplexity is recorded: the same reading serves for both.
@@ -60,8 +60,8 @@ class Recall(SingleModel):
     Examples
     --------
     >>> from pylongctx.eval.runner import Cell, run
-    >>> (record,) = run(Cell("model.gguf", "longheads", Recall(tests=1, questions=3, anew=1), length=1024))
-    >>> len(record["turns"]), record["n_anew"], record["n_evaluated"] < 2 * record["n_tokens"]
+    >>> (record,) = run(Cell("model.gguf", "longheads", Recall(tests=1, questions=3, fresh=1), length=1024))
+    >>> len(record["turns"]), record["n_fresh"], record["n_evaluated"] < 2 * record["n_tokens"]
     (3, 1, True)
     """
 
@@ -71,7 +71,7 @@ class Recall(SingleModel):
     questions: int = 5
     decoys: int = 0
     haystack: str | tuple[str, ...] = SYNTHETIC
-    anew: int = 0
+    fresh: int = 0
     scored: int = 0
     compress: float = 1.0
     max_tokens: int = 12
@@ -80,24 +80,21 @@ class Recall(SingleModel):
     def __post_init__(self) -> None:
         if self.asked not in ASKED:
             raise ValueError(f"facts are not asked for as {self.asked!r}; available: {', '.join(ASKED)}")
-        if min(self.tests, self.questions) < 1 or min(self.decoys, self.anew, self.scored) < 0:
-            raise ValueError(
-                "tests and questions must be at least 1; "
-                "decoys, anew and scored must be at least 0"  # words: anew: the name of the field
-            )
+        if min(self.tests, self.questions) < 1 or min(self.decoys, self.fresh, self.scored) < 0:
+            raise ValueError("tests and questions must be at least 1; decoys, fresh and scored must be at least 0")
         check_share("compress", self.compress)
         object.__setattr__(self, "name", self.kind + f"-compressed-{self.compress:g}" * (self.compress < 1))
 
     @property
     def kind(self) -> str:
-        """How facts are asked for; texts and facts follow from it, whether or not the text is compressed."""
+        """The kind of questions; texts and facts follow from it, whether or not the text is compressed."""
         return ASKED[self.asked] + f"-{self.decoys}-decoys" * bool(self.decoys)
 
     @property
     def settings(self) -> Record:
-        """What the text does not tell."""
+        """Settings that do not change the text."""
         compress = {"compress": self.compress} if self.compress < 1 else {}
-        return {"asked": self.asked, "anew": self.anew} | ({"scored": self.scored} if self.scored else {}) | compress
+        return {"asked": self.asked, "fresh": self.fresh} | ({"scored": self.scored} if self.scored else {}) | compress
 
     def refusal(self, method: Method | None) -> str:
         """Refuse to compress where no rule waits for it."""
@@ -175,7 +172,7 @@ class Recall(SingleModel):
         answers, logprobs = zip(*_branches(llm, prompts, expected, sample, ratio), strict=True)
         seconds, n_evaluated = time.perf_counter() - start, llm.session.n_evaluated - before
         held = memory(llm)
-        anew = [greedy(llm, prompt, sample)[0] for prompt in prompts[: self.anew]]
+        fresh = [greedy(llm, prompt, sample)[0] for prompt in prompts[: self.fresh]]
         right = [string_match_part(answer.text, [turn["answer"]]) for answer, turn in zip(answers, turns, strict=True)]
         said = zip(turns, answers, right, logprobs, strict=True)
         return {
@@ -187,8 +184,8 @@ class Recall(SingleModel):
             ],
             "n_tokens": max(map(len, prompts)) + sample.max_tokens,
             "n_evaluated": n_evaluated,
-            "n_anew": len(anew),
-            "n_same": sum(a.tokens == b.tokens for a, b in zip(answers, anew, strict=False)),
+            "n_fresh": len(fresh),
+            "n_same": sum(a.tokens == b.tokens for a, b in zip(answers, fresh, strict=False)),
             "seconds": round(seconds, 4),
             "prompt_per_second": round(len(text) / read, 2),
             **likelihood,
@@ -203,13 +200,13 @@ class Recall(SingleModel):
             return {}
         values = token_nll(llm, text, len(text) - self.scored - 1)
         llm.eval(text[-1:].tolist())
-        told = {"mode": f"end of {self.name}", "stride": self.scored, "n_scored": self.scored}
-        return told | {"nll": float(values.sum()), "nll2": float((values**2).sum())}
+        facts = {"mode": f"end of {self.name}", "stride": self.scored, "n_scored": self.scored}
+        return facts | {"nll": float(values.sum()), "nll2": float((values**2).sum())}
 
     def summary(self, records: Sequence[Record]) -> dict[str, float]:
-        """Return the mean score, that of every depth, and which share of the answers is the same when read anew.
+        """Return the mean score, that of every depth, and how often a fresh prefill gives the same answer.
 
-        ``logprob`` is the mean log-probability of the right answers: it tells methods apart where few are found.
+        ``logprob`` is the mean log-probability of the right answers: it distinguishes methods that find few facts.
         """
         turns = [turn for record in records for turn in record["turns"]]
         depths = sorted({turn["depth_percent"] for turn in turns})
@@ -217,8 +214,8 @@ class Recall(SingleModel):
         if all("logprob" in turn for turn in turns):
             found["logprob"] = mean(turn["logprob"] for turn in turns)
         found |= {f"depth {d:g}": mean(t["right"] for t in turns if t["depth_percent"] == d) for d in depths}
-        n_anew = sum(record["n_anew"] for record in records)
-        return found | ({"same": sum(record["n_same"] for record in records) / n_anew} if n_anew else {})
+        n_fresh = sum(record.get("n_fresh", 0) for record in records)
+        return found | ({"same": sum(record["n_same"] for record in records) / n_fresh} if n_fresh else {})
 
 
 def _branches(

@@ -22,7 +22,7 @@ LINEAR, YARN = ROPE_SCALINGS["linear"], ROPE_SCALINGS["yarn"]  # of rope_scaling
 
 @dataclass(frozen=True)
 class Positions:
-    """What the scalings need to know of a model.
+    """Properties of a model that RoPE scalings depend on.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Positions:
 
 
 def positions_of(llm: Llama) -> Positions:
-    """Return what the metadata of a model say.
+    """Return the positions of a model from its metadata.
 
     Examples
     --------

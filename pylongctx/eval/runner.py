@@ -67,7 +67,7 @@ class Cell:
 
     @property
     def facts(self) -> Record:
-        """What every record of the cell holds."""
+        """The fields that all records of the cell share."""
         return {
             "task": self.task.name,
             "model": Path(self.model).name,
@@ -178,11 +178,11 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
         raise ValueError(refusal)
     if cell.reads_once:
         todo = [sample for group in by_text(todo) for sample in group]
-    told = reset_peak_memory()
+    is_reset = reset_peak_memory()
     with _opened(cell, partial(_open, cell, samples)) as evaluate:
         for sample, measured in zip(todo, evaluate(todo), strict=True):
             facts = {"digest": names[sample.id], "id": sample.id, **cell.facts}
-            yield facts | measured | ({"peak_rss": peak_memory()} if told else {})
+            yield facts | measured | ({"peak_rss": peak_memory()} if is_reset else {})
 
 
 def context_window(cell: Cell, samples: Sequence[Sample]) -> int:

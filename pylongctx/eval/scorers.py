@@ -1,8 +1,8 @@
 """Scorers: numbers from 0 to 1 for a prediction and its answers, as published benchmarks define them.
 
-The definitions of RULER (arXiv 2404.06654), LongBench (arXiv 2308.14508), L-Eval (arXiv 2307.11088) and BABILong (arXiv
-2406.10149), odd corners included, so that numbers can stand beside published ones. ROUGE, edit ratio and Chinese words
-come from the packages of the extra ``eval``.
+The definitions are those of RULER (arXiv 2404.06654), LongBench (arXiv 2308.14508), L-Eval (arXiv 2307.11088) and
+BABILong (arXiv 2406.10149), odd cases included, so that scores can be compared with published ones. ROUGE, edit ratio
+and Chinese words come from the packages of the extra ``eval``.
 """
 
 import re
@@ -222,7 +222,7 @@ def classification(prediction: str, answers: Sequence[str], classes: Sequence[st
 
     def one(answer: str) -> float:
         named = [name for name in classes if name in prediction]
-        for name in named:  # shrinks meanwhile: the published loop
+        for name in named:  # the published loop, which changes the list that it iterates over
             if name in answer and name != answer:
                 named.remove(name)
         return 1 / len(named) if answer in named else 0.0
@@ -248,7 +248,7 @@ def share_of_numbers(prediction: str, answers: Sequence[str]) -> float:
 
 
 def code_similarity(prediction: str, answers: Sequence[str]) -> float:
-    """Return the indel ratio of the first line that is no comment, in hundredths; the best answer counts.
+    """Return the indel ratio of the first line that is not a comment, in hundredths; the best answer counts.
 
     The published scorer calls fuzzywuzzy, which gives this number only where python-Levenshtein is installed; else
     difflib's, which differs by some hundredths.

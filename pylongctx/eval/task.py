@@ -1,4 +1,4 @@
-"""What a task is: samples that follow from a length and a seed, what a Llama does with one, how that is scored."""
+"""Tasks: samples that follow from a length and a seed, the evaluation of a sample, and its score."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Vocabulary(Protocol):
 
     @property
     def overhead(self) -> int:
-        """How many tokens BOS and chat template add to a prompt."""
+        """Tokens that BOS and the chat template add to a prompt."""
 
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text without BOS."""
@@ -137,7 +137,7 @@ class ModelVocabulary:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model said: its text up to a stop string, its tokens without the end token.
+    """The answer of a model: the text up to a stop string, the tokens without the end token.
 
     Examples
     --------
@@ -167,7 +167,7 @@ class Task(ABC):
 
     @property
     def settings(self) -> Record:
-        """What a record depends on that the sample does not tell: how it is measured."""
+        """Settings of the measurement that do not change the samples."""
         return {}
 
     @abstractmethod
@@ -207,10 +207,10 @@ class SingleModel(Task):
 
     @abstractmethod
     def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
-        """Return what a model makes of a sample, from an empty cache: scores, and facts for the record."""
+        """Evaluate a sample from an empty cache; returns scores, and facts for the record."""
 
     def run_many(self, llm: Llama, vocabulary: Vocabulary, samples: Sequence[Sample]) -> Iterator[Record]:
-        """Yield what a model makes of samples, in their order."""
+        """Evaluate samples in their order; yields scores, and facts for the records."""
         for sample in samples:
             yield self.run(llm, vocabulary, sample)
 
@@ -292,7 +292,7 @@ class Question(SingleModel):
         return {**self._facts(tokens, sample, answer), **times, **memory(llm)}
 
     def _facts(self, tokens: NDArray[np.int32], sample: Sample, answer: Answer) -> Record:
-        """Return what a record holds but times and memory."""
+        """Return the fields of a record without times and memory."""
         facts = {"n_tokens": len(tokens) + sample.max_tokens, "prompt_hash": prompt_hash(tokens)}
         facts |= {"answer": answer.text, "answers": list(sample.answers)}
         return {**facts, **sample.facts, **self.scores(sample, answer)}

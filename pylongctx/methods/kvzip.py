@@ -12,7 +12,7 @@ class Kvzip(Method):
 
     KVzip, arXiv 2505.23416, section 3: the text is replayed ("repeat the previous context"), and among the keys of all
     layers and KV heads those with the largest weights from queries of the replay are kept. The choice does not depend
-    on a question, so many questions can be asked about one compressed text. Weights are normalized over everything
+    on a question, so one compressed text answers any number of questions. Weights are normalized over everything
     that the query reads; in the paper only over the query's own piece, the replay and the first tokens, which are all
     that it reads with ``replay="piece"``.
 

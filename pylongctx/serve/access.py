@@ -89,8 +89,8 @@ def is_json(headers: Headers, path: str) -> bool:
 
 def _is_browser(headers: Headers) -> bool:
     """Return True if a page may have sent a request; browsers always send one of these headers."""
-    told = any(name in headers for name in ("origin", "sec-fetch-site"))
-    return told or headers.get("user-agent", "").startswith("Mozilla/")
+    by_browser = any(name in headers for name in ("origin", "sec-fetch-site"))
+    return by_browser or headers.get("user-agent", "").startswith("Mozilla/")
 
 
 def _check_intent(headers: Headers, path: str) -> None:

@@ -39,7 +39,7 @@ class Form(Protocol):
 
     @property
     def frames(self) -> type[EventStream]:
-        """How to send the events of a stream."""
+        """The response class that sends the events of a stream."""
 
     def whole(self, exchange: Exchange, found: list[Any]) -> Any:
         """Return the response from the results of the completions."""

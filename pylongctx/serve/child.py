@@ -22,7 +22,7 @@ from pylongctx.serve.shelf import ModelSource
 
 BACKLOG = 1024
 SLOW = 10.0  # seconds for a process to exit after its grace period
-TOLD = 20  # number of last lines of a process to keep
+LAST_LINES = 20  # number of last lines of a process to keep
 PAGE_SIZE = os.sysconf("SC_PAGESIZE")
 
 
@@ -67,7 +67,7 @@ class Child:
         self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._told: deque[str] = deque(maxlen=TOLD)
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._status = "unloaded"
         self._n_held = 0
         self._idle = asyncio.Event()
@@ -120,7 +120,7 @@ class Child:
         """Start the process, and wait until it has loaded the model; ApiError with its last output when it exits."""
         began, self._status = time.monotonic(), "loading"
         self.exit_code = None
-        self._told.clear()
+        self._last_lines.clear()
         try:
             await self._start()
             await self._wait()
@@ -171,7 +171,7 @@ class Child:
         while data := await process.stderr.read(1 << 16):
             *lines, rest = (rest + data.decode("utf-8", "replace")).split("\n")
             for line in lines:
-                self._told.append(line)
+                self._last_lines.append(line)
                 print(f"[{self.source.name}] {line}", file=sys.stderr, flush=True)
 
     async def _finish_reading(self) -> None:
@@ -180,8 +180,9 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """Why the process exited, as far as its output shows."""
-        errors = [line for line in self._told if "error" in line.lower()] or [line for line in self._told if line]
+        """The reason why the process exited, according to its output."""
+        lines = [line for line in self._last_lines if line]
+        errors = [line for line in lines if "error" in line.lower()] or lines
         said = re.sub(r"^pylongctx: (error: )?", "", errors[-1]) if errors else ""
         return said or f"its process ended with exit status {self.exit_code}"
 

@@ -142,5 +142,5 @@ def _again(messages: list[Message], receive: Receive) -> Receive:
 
 def as_response(reason: ApiError, path: str) -> JSONResponse:
     """Return the response of an error in the form of the path's API; Ollama's clients expect a text."""
-    told = reason.error["message"] if path.startswith(OLLAMA) else reason.error
-    return JSONResponse({"error": told}, reason.status, reason.headers)
+    shown = reason.error["message"] if path.startswith(OLLAMA) else reason.error
+    return JSONResponse({"error": shown}, reason.status, reason.headers)

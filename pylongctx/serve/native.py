@@ -67,15 +67,15 @@ def _run(
 
 def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterator[Object]:
     """Yield the parts of a completion, and the final object."""
-    n_told, has_new_line, job = 0, False, generation.job
-    told = sampled if body.post_sampling_probs else probabilities
+    n_sent, has_new_line, job = 0, False, generation.job
+    to_object = sampled if body.post_sampling_probs else probabilities
     for text, entries in _parts(generation):
         has_new_line |= "\n" in text
-        if text or n_told < generation.n_tokens:
-            part = _counts(generation) | {"content": text, "tokens": generation.tokens[n_told:], "stop": False}
-            n_told = generation.n_tokens
+        if text or n_sent < generation.n_tokens:
+            part = _counts(generation) | {"content": text, "tokens": generation.tokens[n_sent:], "stop": False}
+            n_sent = generation.n_tokens
             if entries:
-                part["completion_probabilities"] = [told(entry) for entry in entries]
+                part["completion_probabilities"] = [to_object(entry) for entry in entries]
             if body.timings_per_token:
                 part["timings"] = job.timings()
             yield part

@@ -210,11 +210,11 @@ def _capabilities(service: Service) -> list[str]:
 def _shown(service: Service) -> dict[str, Any]:
     card, host = card_of(service.host.model_path), service.host
     settings = native.settings(service.sampling_params())
-    told = {name: settings[name] for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")}
+    sampling = {name: settings[name] for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")}
     return {
         "license": card.info.get("general.license") or "",
         "modelfile": f"FROM {host.model_path}\n",
-        "parameters": parameters({"num_ctx": host.n_ctx} | told),
+        "parameters": parameters({"num_ctx": host.n_ctx} | sampling),
         "template": host.templates.template.info["source"],
         "details": card.details,
         "model_info": card.info,

@@ -69,20 +69,20 @@ class OllamaForm:
 
     async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[Object]:
         """Yield the objects; an empty piece keeps the connection alive."""
-        pieces, told, reason, text = Pieces(), list[Any](), "", ""
+        pieces, pending, reason, text = Pieces(), list[Any](), "", ""
         async for _, chunk in chunks:
             if chunk is None:
                 yield self._part({}, [])
                 continue
             delta, logprobs, end = _read(chunk)
-            reason, told = end or reason, told + list(logprobs)
+            reason, pending = end or reason, pending + list(logprobs)
             for fields in pieces.feed(delta):
                 text += fields.get("content", "")
-                yield self._part(fields, told)
-                told = []
+                yield self._part(fields, pending)
+                pending = []
         for fields in pieces.finish():
             yield self._part(fields, [])
-        yield frame(self._model) | self._piece({}) | _logprobs(told) | self._end(exchange, reason, text)
+        yield frame(self._model) | self._piece({}) | _logprobs(pending) | self._end(exchange, reason, text)
 
     def _part(self, fields: Mapping[str, Any], logprobs: list[Any]) -> Object:
         return frame(self._model) | self._piece(fields) | _logprobs(logprobs) | {"done": False}

@@ -70,8 +70,8 @@ def _rank(service: Service, embedder: Embedder, body: RerankBody) -> Any:
     order = sorted(range(len(documents)), key=lambda i: -scores[i][0])[: body.top_n]
     if body.texts is not None:
         return [_result(i, "score", scores[i][0], "text", documents[i] if body.return_text else None) for i in order]
-    told = {i: {"text": documents[i]} if body.return_documents else None for i in order}
-    results = [_result(i, "relevance_score", scores[i][0], "document", told[i]) for i in order]
+    shown = {i: {"text": documents[i]} if body.return_documents else None for i in order}
+    results = [_result(i, "relevance_score", scores[i][0], "document", shown[i]) for i in order]
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return {"model": service.settings.alias, "object": "list", "usage": usage, "results": results}
 

@@ -326,8 +326,8 @@ class Forwarded(Response):
         begun = False
         try:
             async with aclosing(await child.http.send(request, stream=True)) as response:
-                told = [(name, value) for name, value in response.headers.raw if name.lower() not in OWN]
-                await send({"type": "http.response.start", "status": response.status_code, "headers": told})
+                headers = [(name, value) for name, value in response.headers.raw if name.lower() not in OWN]
+                await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
                 begun = True
                 async for part in response.aiter_raw():
                     sending = send({"type": "http.response.body", "body": part, "more_body": True})

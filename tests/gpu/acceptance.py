@@ -46,7 +46,7 @@ EVERY_LAYER = 99
 TOOLS = ("memcheck", "racecheck", "initcheck")
 QUICK_SECTIONS, QUICK_EVERY, QUICK_DEPTH, QUICK_TOKENS = ("ops", "models", "end-to-end"), 20, 1024, 16
 QUICK_METHODS = speed.METHODS | {"longheads": "longheads,window=256"}  # half of what the embedded model is trained for
-SANITIZED_EVERY = 40  # one case in so many: each run is a hundred times slower
+SANITIZED_EVERY = 40  # only one case in this many: each run is a hundred times slower
 TEXT = (
     "The old lighthouse keeper wrote down the weather every evening, the ships that passed, and what the gulls did. "
     "On the third of March he wrote nothing but a number, and nobody in the village ever learned what it had meant. "

@@ -183,7 +183,7 @@ def check_ops(
     seed : int
         Of the inputs: another one draws others.
     every : int
-        Take only one case in so many.
+        Take only one case in ``every``.
     each : callable
         Maps a function over cases: `map`, or `workers.each_in`.
     """

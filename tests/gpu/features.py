@@ -1,4 +1,4 @@
-"""What a context does beside decoding, on a GPU as on the CPU: states, offload, compression, drafts, sequences."""
+"""What a context does other than decoding, on a GPU as on the CPU: states, offload, compression, drafts, sequences."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial

@@ -1,7 +1,7 @@
 """How fast a GPU attends: one layer of Llama-3-8B's heads at growing depth, and end to end, against stock llama.cpp.
 
-Equal layers are timed together in one graph, so many that what they read fits no cache: as in a model, and without the
-time that a launch takes. Stock is ggml_flash_attn_ext on llama.cpp's own layout of the cache, on the same GPU.
+Equal layers are timed together in one graph, enough that what they read does not fit into a cache: as in a model, and
+without the time of a launch. Stock is ggml_flash_attn_ext on llama.cpp's own layout of the cache, on the same GPU.
 """
 
 import shutil
@@ -46,9 +46,9 @@ class Speed:
     rate : float
         Operations per second of attend.
     scratch, stock_scratch : int
-        Bytes of the device beside tensors.
+        Bytes of the device in addition to the tensors.
     others : dict of str to float
-        Microseconds of the sub-ops beside attend.
+        Microseconds of the sub-ops other than attend.
     """
 
     phase: str

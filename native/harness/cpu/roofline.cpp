@@ -8,7 +8,7 @@ constexpr int K_DIM = 128;  // of one product: both factors fit into 32 KiB
 constexpr int RN = 3;       // tile of RM rows and RN vectors, as large as the registers allow
 constexpr int RM = LCTX_VL == 8 ? 4 : 8;
 
-// The compiler must not know what the factors are, nor that nobody reads the result.
+// The compiler must not know what the factors are, nor that the result is never read.
 inline void forget(void * data) {
     asm volatile("" : : "r"(data) : "memory");
 }

@@ -24,7 +24,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--decoys", type=int, default=0, metavar="N", help="similar sentences for each fact (0)")
     add("--haystack", default="synthetic", metavar="FILE", help="'synthetic', a text, or a folder of texts (synthetic)")
     add_limit(parser, 4, "texts per method and length")
-    add("--anew", type=int, default=0, metavar="N", help="questions per text also answered from an empty cache (0)")
+    add("--fresh", type=int, default=0, metavar="N", help="questions per text also answered from an empty cache (0)")
+    add("--anew", type=_renamed, help=argparse.SUPPRESS)
     add(
         "--scored",
         type=int,
@@ -42,11 +43,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_seed(parser, what="seed of haystack and facts")
 
 
+def _renamed(_: str) -> int:
+    raise argparse.ArgumentTypeError("this option has another name now: use --fresh")
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the texts and print the fraction of right answers by length, and how often a fresh prefill changes it."""
     from pylongctx.eval.recall import Recall
 
-    names = ("questions", "decoys", "haystack", "anew", "scored", "compress")
+    names = ("questions", "decoys", "haystack", "fresh", "scored", "compress")
     fields = {"tests": args.limit} | {name: getattr(args, name) for name in names}
     measured = evaluate(args, [Recall(asked, **fields) for asked in args.asked or ASKED[:1]], args.lengths, args.seed)
     title = f"facts recalled, {Path(measured[0].cell.model).name}"
@@ -55,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         caption = f"the last {args.scored} tokens of each text"
         tables.append(length_table(measured, f"perplexity, {Path(measured[0].cell.model).name}", caption, _perplexity))
     status = show(measured, *tables)
-    for m in measured if args.anew else []:
+    for m in measured if args.fresh else []:
         same = m.cell.task.summary(m.records)["same"]
         print(f"{m.cell.task.name}, {m.cell.method} at {m.cell.length}: {100 * same:.0f} % as with a fresh prefill")
     return status

@@ -1,4 +1,4 @@
-"""Where samples are run: in processes of this machine, or on a Dask cluster."""
+"""Run samples in processes of this machine, or on a Dask cluster."""
 
 from pylongctx.eval.executors.units import Executor, Failed, Unit, units_of
 

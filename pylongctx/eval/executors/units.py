@@ -41,7 +41,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why the samples of a unit have no records."""
+    """The reason why the samples of a unit have no records."""
 
     reason: str
 

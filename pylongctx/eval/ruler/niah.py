@@ -22,7 +22,7 @@ DEPTHS = [int(depth) for depth in np.round(np.linspace(0, 100, 40))]
 
 @dataclass(frozen=True)
 class Kind:
-    """What a variant hides, and in what: RULER's names of the options."""
+    """The needles and the haystack of a variant, with RULER's names of the options."""
 
     type_haystack: str = "essay"
     type_needle_k: str = "words"

@@ -1,4 +1,4 @@
-"""How much haystack a prompt holds, found as RULER finds it: the search draws random numbers too."""
+"""The amount of haystack in a prompt, found by RULER's search, which draws random numbers too."""
 
 from __future__ import annotations
 

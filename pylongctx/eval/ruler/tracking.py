@@ -75,7 +75,7 @@ class Tracking:
         return WithExample(prompt, prefix, names, question)
 
     def shown(self, n: int) -> WithExample:
-        """Return a prompt after the example, whose names and value are drawn anew."""
+        """Return a prompt after the example, which has other random names and another value."""
         drawn, example = self(n), self.example
         for name in example.split()[-N_HOPS - 1 :]:
             example = example.replace(name, "".join(self._random.choices(string.ascii_uppercase, k=len(name))))

@@ -1,4 +1,4 @@
-"""What is taken out of a text before it is parsed: formulas, whose signs Markdown would read as its own."""
+"""Formulas, which are taken out of a text before Markdown is parsed: it would interpret their characters."""
 
 import re
 from dataclasses import dataclass, field
