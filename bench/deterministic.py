@@ -66,7 +66,7 @@ def main() -> None:
             ratio = median(b / a for a, b in zip(off, on, strict=True))
             rows.append([name, f"{depth}", f"{median(off) * 1e3:.1f}", f"{median(on) * 1e3:.1f}", f"{ratio:.2f}"])
     print(f"{args.model}, {args.method}, K and V in {args.kv}, {args.threads} threads. {machine()}\n")
-    print(table(["", "behind", "ms", "deterministic, ms", "ratio"], rows))
+    print(table(["", "after tokens", "ms", "deterministic, ms", "ratio"], rows))
 
 
 if __name__ == "__main__":

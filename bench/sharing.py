@@ -92,7 +92,7 @@ def main() -> None:
         row += [f"{token_ms(setup, args, n, 0) / (n * alone):.2f}" for n in args.processes]
         row += [f"{token_ms(setup, args, 1, n) / (alone * (1 + n / available_cpus())):.2f}" for n in args.busy]
         rows.append(row)
-    columns = [f"{n} processes" for n in args.processes] + [f"beside {n} busy ones" for n in args.busy]
+    columns = [f"{n} processes" for n in args.processes] + [f"with {n} busy ones" for n in args.busy]
     print(machine() + "\n")
     print(table(["engine", "token alone", *columns], rows))
 

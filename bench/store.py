@@ -57,7 +57,7 @@ def arguments() -> argparse.Namespace:
     add("--method", action="append", help="(full)")
     add("--tokens", type=int, default=2000, help="of the prompt")
     add("--n-ctx", type=int, default=0, help="tokens of the context (the model's)")
-    add("--cold-load", action="store_true", help="measure small answers beside a text that is loaded")
+    add("--cold-load", action="store_true", help="measure small answers while a text is loaded")
     add("--rounds", type=int, default=25, help="of --cold-load")
     add("--torture", action="store_true", help="kill writers, flip bits, fill a disk")
     add("--kills", type=int, default=200)
@@ -184,7 +184,7 @@ class Pair:
     def large(self) -> Job:
         return self.ask(0, self.n_large, 0, 0)
 
-    def beside(self, folder: Path) -> list[tuple[float, float]]:
+    def during_load(self, folder: Path) -> list[tuple[float, float]]:
         """Return small answers while the large text is loaded, which is given up then."""
         drop_from_page_cache(folder)
         started, job = time.perf_counter(), self.large()
@@ -201,22 +201,22 @@ class Pair:
 
 def cold_load(args: argparse.Namespace, folder: Path) -> int:
     pair = Pair(write_model(folder / "wide.gguf", LLAMA, WIDE, qtype=Q8_0), folder / "kv")
-    alone, beside = [], []
+    alone, loading = [], []
     try:
         pair.fill()
         pair.small()
         for _ in range(args.rounds):  # in turns, so that other work on the machine slows both
             alone += [pair.small() for _ in range(N_ROUND)]
-            beside += pair.beside(folder / "kv")
+            loading += pair.during_load(folder / "kv")
     finally:
         pair.close()
     rows = []
     for name, kind in (("first token", 0), ("all tokens", 1)):
-        without, with_load = (sorted(1000 * one[kind] for one in answers) for answers in (alone, beside))
+        without, with_load = (sorted(1000 * one[kind] for one in answers) for answers in (alone, loading))
         ratio = median(with_load) / median(without)
         rows.append([name, quartiles(without), quartiles(with_load), f"{ratio:.2f}"])
-    print(f"{len(beside)} answers beside a load of {median(pair.rates) / 2**20:.0f} MiB/s; median (quartiles)")
-    print(table([f"{N_SMALL} tokens read, {N_ANSWER} written", "alone", "beside a cold load", "ratio"], rows))
+    print(f"{len(loading)} answers during a load of {median(pair.rates) / 2**20:.0f} MiB/s; median (quartiles)")
+    print(table([f"{N_SMALL} tokens read, {N_ANSWER} written", "alone", "during a cold load", "ratio"], rows))
     return 0
 
 

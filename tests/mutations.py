@@ -154,7 +154,7 @@ def caught_by(suite: str, mutation: Mutation, jobs: int, expected_only: bool) ->
     if not failed and not expected_only:
         others = [path.name for path in (ROOT / "tests").glob("test_*.py") if path.name not in expected]
         failed = first_failure(suite, sorted(others), jobs)
-    return f"{failed or '**nobody**'}, {time.monotonic() - start:.0f} s"
+    return f"{failed or '**none**'}, {time.monotonic() - start:.0f} s"
 
 
 def main() -> None:

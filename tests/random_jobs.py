@@ -61,13 +61,13 @@ class Served:
         aborts = self.rng.random() < self.ABORTS
         with self._aborting(self.rng.randrange(9)) if aborts else nullcontext():
             held.set()
-            in_vain = [job for job in jobs if self.rng.random() < 0.15]
-            for job in in_vain:
+            cancelled = [job for job in jobs if self.rng.random() < 0.15]
+            for job in cancelled:
                 if self.rng.random() < 0.5:
                     job.results.get(timeout=PATIENCE)
                 self.engine.cancel(job)
             for job in jobs:
-                if job not in in_vain:
+                if job not in cancelled:
                     self.finish(job, (Aborted,) * aborts + (ContextFull,) * self.limited)
         if self.rng.random() < 0.2:
             seq = self.rng.randrange(len(self.host.sessions))

@@ -53,7 +53,7 @@ class Running:
         """Wait until a condition holds; a round trip to the server paces the question."""
         end = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < end, "waited in vain"
+            assert time.monotonic() < end, "waited too long"
             self.http.get("/health")
 
     def erase(self):

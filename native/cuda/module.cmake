@@ -1,7 +1,7 @@
-# The CUDA backend as a library of its own, for the package in cuda/ (module.h says how the two meet). ggml's base is in it once more, and
-# hidden: libraries that are compiled elsewhere can load it.
+# The CUDA backend as a separate library, for the package in cuda/ (module.h describes the interface). It contains a hidden copy of
+# ggml's base, so that libraries that were compiled elsewhere can load it.
 
-# cuBLAS and the runtime beside us, as packages of PyPI; else where the toolkit has them
+# cuBLAS and the runtime as packages of PyPI next to this one, else those of the toolkit
 set(LCTX_CUDA_RPATH "$ORIGIN/../../nvidia/cu13/lib" "$ORIGIN/../../nvidia/cublas/lib" "$ORIGIN/../../nvidia/cuda_runtime/lib"
                     "${CUDAToolkit_LIBRARY_DIR}")
 

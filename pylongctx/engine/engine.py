@@ -161,10 +161,10 @@ class Engine:
         if self.closing:
             self.idle.stop_compression()
         with self._guard:
-            if self._running and self._is_in_vain():
+            if self._running and self._is_unneeded():
                 self._interrupted = self.context.abort = True
 
-    def _is_in_vain(self) -> bool:
+    def _is_unneeded(self) -> bool:
         return self.closing or all(job.cancelled for job in self._running)
 
     def _fits(self, job: Job) -> bool:
@@ -251,7 +251,7 @@ class Engine:
     def _evaluate(self, shares: list[Share]) -> None:
         with self._guard:
             self._running = [share.job for share in shares]
-            self._interrupted = self._is_in_vain()
+            self._interrupted = self._is_unneeded()
             if self._interrupted:
                 self.context.abort = True
         try:

@@ -48,10 +48,10 @@ def _cells(records: list[Record], base: dict[str, float]) -> list[str]:
     scores = _scores(records)
     found = mean_interval([*scores.values()])
     cells = [str(found.n), f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"]
-    return [*cells, *_beside(scores, base), *_costs(records)]
+    return [*cells, *_against(scores, base), *_costs(records)]
 
 
-def _beside(scores: dict[str, float], base: dict[str, float]) -> list[str]:
+def _against(scores: dict[str, float], base: dict[str, float]) -> list[str]:
     """Return the difference and ratio to full attention on common samples."""
     common = scores.keys() & base.keys()
     if not common:

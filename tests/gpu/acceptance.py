@@ -63,7 +63,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     add("--depth", type=int, action="append", help=f"may be repeated (default: {', '.join(map(str, DEPTHS))})")
     add("--kv", action="append", choices=KV, help="may be repeated (default: both)")
     add("--method", action="append", choices=METHODS, help="layers, end to end: may be repeated (default: all)")
-    add("--every", type=int, default=1, help="ops: one case in so many")
+    add("--every", type=int, default=1, help="ops: every Nth case only")
     add(
         "--workers",
         type=int,

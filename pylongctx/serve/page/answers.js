@@ -42,7 +42,7 @@ export async function obstacle(conversation, before) {
   return lost ? `${lost.name} was too large to be kept in this browser. Start a new conversation with it.` : "";
 }
 
-/** Let the model write a message, where there is no obstacle; one that has a text goes on. */
+/** Let the model write a message if nothing prevents it; a message with text is continued. */
 export async function write(conversation, message) {
   const before = conversation.path.slice(0, conversation.path.indexOf(message));
   const controller = new AbortController();

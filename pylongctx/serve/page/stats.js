@@ -4,7 +4,7 @@ import { bytes, count, h, rate, seconds } from "./dom.js";
 import { tab } from "./store.js";
 
 const FULL = "The context is full. Start a new conversation, shorten this one, or start the server with " +
-  "--overflow evict_middle: it then forgets the middle and goes on.";
+  "--overflow evict_middle: it then forgets the middle and continues.";
 
 /** Show how far a prompt is read, in an element of a bar and a line. */
 export function showProgress({ firstElementChild: bar, lastElementChild: line }, message) {

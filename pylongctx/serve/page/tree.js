@@ -10,7 +10,7 @@ export class Conversation {
     this.messages = new Map();
   }
 
-  /** What is kept of it beside its messages. */
+  /** The stored fields, without the messages. */
   get entry() {
     const { id, named, time, leaf } = this;
     return { id, named, time, leaf, title: named ? this.title : this.begin() };
