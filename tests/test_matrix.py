@@ -137,6 +137,13 @@ def test_the_plan_for_real_models_can_be_made(tmp_path):
             assert make_samples(cell)
 
 
+def test_a_task_may_have_no_chat_template_in_a_plan_of_chats():
+    table = {"chat": True, "methods": "full", "lengths": [64], "tasks": [PASSKEY, {"kind": "recall", "chat": False}]}
+    assert [cell.chat for cell in make(table).cells()] == [True, False]
+    with pytest.raises(ValueError, match="two tasks are 'passkey' at the same length"):
+        make(table | {"tasks": [PASSKEY, PASSKEY | {"chat": False, "methods": "corm"}]})
+
+
 def test_names_may_have_files_of_their_own(tmp_path):
     (tmp_path / "m.toml").write_text(
         'lengths = [512]\nmethods = "full"\n[[tasks]]\nkind = "ruler"\nname = ["vt", "qa_1", "qa_2"]\n'

@@ -42,7 +42,7 @@ class PlannedTask:
         Spec strings, a RoPE scaling after ``@``: ``"longheads@ntk"``; ``"ntk"`` is ``"full@ntk"``.
     kv : tuple of str
         Types of K and V: ``"q8_0"``, ``"q8_0/f16"``.
-    reuse, compress : bool, float
+    chat, reuse, compress : bool, bool, float
         As of ``Cell``.
     """
 
@@ -50,6 +50,7 @@ class PlannedTask:
     lengths: tuple[int, ...]
     methods: tuple[str, ...]
     kv: tuple[str, ...]
+    chat: bool = False
     reuse: bool = False
     compress: float = 1.0
 
@@ -74,7 +75,6 @@ class Matrix:
     models: tuple[str, ...]
     tasks: tuple[PlannedTask, ...]
     seed: int = 0
-    chat: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -100,7 +100,7 @@ class Matrix:
         more = scaling(rope, known, length, self.longest) if rope else {}
         options = {**self.options, **more}
         types, shared = (type_k, type_v or type_k), (wanted.reuse, wanted.compress)
-        return Cell(model, spec, wanted.task, length, self.seed, *types, self.chat, options, rope, *shared)
+        return Cell(model, spec, wanted.task, length, self.seed, *types, wanted.chat, options, rope, *shared)
 
 
 def read_positions(model: str) -> Positions:
@@ -174,7 +174,7 @@ def make(table: Mapping[str, Any]) -> Matrix:
         When a key, a task, a method or a value is unknown, or there is no task.
     """
     _check_keys("a matrix", table, KEYS)
-    usual = {"lengths": [], "methods": ALL, "kv": "f16"}
+    usual = {"lengths": [], "methods": ALL, "kv": "f16", "chat": False}
     common = {name: table.get(name, value) for name, value in usual.items()}
     _methods(common["methods"])  # unknown names are an error even if every task has its own
     tasks = [wanted for entry in table.get("tasks", []) for wanted in _tasks({**common, **entry})]
@@ -185,7 +185,6 @@ def make(table: Mapping[str, Any]) -> Matrix:
         models=tuple(map(resolve, _list(table.get("model", str(embedded_model()))))),
         tasks=tuple(tasks),
         seed=table.get("seed", 0),
-        chat=table.get("chat", False),
         options={"verbose": False} | table.get("llama", {}),
     )
 
@@ -200,7 +199,7 @@ def _tasks(entry: Mapping[str, Any]) -> list[PlannedTask]:
     """Return the tasks of one entry: one, or one for each of several names."""
     values = dict(entry)
     kind, lengths = values.pop("kind", None), tuple(_list(values.pop("lengths")))
-    methods, kv = _methods(values.pop("methods")), tuple(_list(values.pop("kv")))
+    methods, kv, chat = _methods(values.pop("methods")), tuple(_list(values.pop("kv"))), values.pop("chat")
     if kind not in TASKS:
         raise ValueError(f"a task has no kind {kind!r}; available: {', '.join(TASKS)}")
     if not lengths:
@@ -218,7 +217,7 @@ def _tasks(entry: Mapping[str, Any]) -> list[PlannedTask]:
     for name in (name for name, value in values.items() if isinstance(value, list) and "tuple" not in known[name]):
         raise ValueError(f"a task of kind {kind!r} has one {name}, not a list; give each its own [[tasks]]")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return [PlannedTask(task_class(kind)(**values, **own), lengths, methods, kv, *shared) for own in each]
+    return [PlannedTask(task_class(kind)(**values, **own), lengths, methods, kv, chat, *shared) for own in each]
 
 
 def _each_name(kind: str, values: dict[str, Any]) -> list[dict[str, str]]:
@@ -232,12 +231,12 @@ def _each_name(kind: str, values: dict[str, Any]) -> list[dict[str, str]]:
 
 def _check_distinct(tasks: Sequence[PlannedTask]) -> None:
     """Refuse tasks that a report could not tell apart."""
-    found: dict[tuple[object, ...], tuple[Task, set[tuple[object, ...]]]] = {}
+    found: dict[tuple[object, ...], tuple[PlannedTask, set[tuple[object, ...]]]] = {}
     for wanted, n in ((one, n) for one in tasks for n in one.lengths):
-        task, rows = found.setdefault((wanted.task.name, n, getattr(wanted.task, "mode", "")), (wanted.task, set()))
+        first, rows = found.setdefault((wanted.task.name, n, getattr(wanted.task, "mode", "")), (wanted, set()))
         twice = rows & wanted.rows
         rows |= wanted.rows
-        if task != wanted.task or twice:
+        if (first.task, first.chat) != (wanted.task, wanted.chat) or twice:
             raise ValueError(
                 f"two tasks are {wanted.task.name!r} at the same length, tables would mix them; give each its own --out"
             )
