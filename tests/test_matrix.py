@@ -219,6 +219,7 @@ def test_a_method_that_is_named_twice_is_run_once():
             {"lengths": 64, "tasks": [{"kind": "ruler", "name": "vt", "data": {"qa_1": "a.json"}}]},
             "a task of kind 'ruler' has data for 'qa_1', which is not one of its names",
         ),
+        ({"lengths": 64, "tasks": [{"kind": "ruler", "name": []}]}, "there is no task"),
         ({"tasks": [PASSKEY]}, "'passkey' has no lengths"),
         ({"lengths": 64, "tasks": [PASSKEY | {"haystack": ["a", "b"]}]}, "'passkey' has one haystack, not a list"),
         ({"lengths": 64, "tasks": [PASSKEY, PASSKEY | {"tests": 2}]}, "two tasks are 'passkey' at the same length"),

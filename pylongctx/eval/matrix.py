@@ -222,11 +222,12 @@ def _tasks(entry: Mapping[str, Any]) -> list[PlannedTask]:
 
 def _each_name(kind: str, values: dict[str, Any]) -> list[dict[str, str]]:
     """Take the names out of a task's values, and files by name; return the fields of each name."""
-    names = _list(values.pop("name", []))
+    is_named, names = "name" in values, _list(values.pop("name", []))
     files = values.pop("data") if isinstance(values.get("data"), dict) else {}
     if unknown := [name for name in files if name not in names]:
         raise ValueError(f"a task of kind {kind!r} has data for {unknown[0]!r}, which is not one of its names; add it")
-    return [{"name": name} | ({"data": files[name]} if name in files else {}) for name in names] or [{}]
+    each = [{"name": name} | ({"data": files[name]} if name in files else {}) for name in names]
+    return each if is_named else [{}]
 
 
 def _check_distinct(tasks: Sequence[PlannedTask]) -> None:
