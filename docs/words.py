@@ -40,7 +40,7 @@ NOT_PROSE = re.compile(rf"{CODE}|\]\([^)]*\)|https?://\S+|<!--(?! words:).*?-->|
 EXCEPTION = re.compile(r"words: ([^:]+): \S")
 PYTHON = ("pylongctx", "tests", "bench", "examples", "native", "docs")
 C = ("*.h", "*.cpp", "*.cu", "*.comp", "*.glsl")
-# comments of C, of one line after the other, or a string, which may contain what looks like one
+# a comment of C, which may span several lines of //, or a string, which may look as if it had one
 C_TEXT = re.compile(r'//[^\n]*(?:\n\s*//[^\n]*)*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 
 
@@ -150,7 +150,8 @@ def in_texts(path: Path, texts: Iterable[tuple[int, str]]) -> Iterator[Finding]:
         prose = re.sub(r"\n\s*//", "\n", re.sub(r"`[^`\n]*`", "_", text))
         for start, word, advice in look(prose):
             if word not in allowed:
-                yield Finding(f"{path.relative_to(ROOT)}:{line + prose.count(chr(10), 0, start)}", word, advice)
+                at = line + prose.count("\n", 0, start)
+                yield Finding(f"{path.relative_to(ROOT)}:{at}", word, advice)
 
 
 if __name__ == "__main__":

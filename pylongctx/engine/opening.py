@@ -148,7 +148,7 @@ class OpenedModel:
         return arguments.model_settings(self.given) | {"mtp": int(self._mtp is not None)}
 
     def _draft_model(self) -> DraftModel | None:
-        """Return the sources of drafts: the given model first, then the model itself."""
+        """Return the source of drafts: the given model, then the model itself."""
         given: DraftModel | None = self.given["draft_model"]
         if self.given["draft"] is None or self.context is None:
             return given

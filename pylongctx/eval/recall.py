@@ -92,7 +92,7 @@ class Recall(SingleModel):
 
     @property
     def settings(self) -> Record:
-        """Settings that do not change the text."""
+        """Settings that a record depends on in addition to its sample."""
         compress = {"compress": self.compress} if self.compress < 1 else {}
         return {"asked": self.asked, "fresh": self.fresh} | ({"scored": self.scored} if self.scored else {}) | compress
 

@@ -167,7 +167,7 @@ class Task(ABC):
 
     @property
     def settings(self) -> Record:
-        """Settings of the measurement that do not change the samples."""
+        """Settings that a record depends on in addition to its sample: how it is measured."""
         return {}
 
     @abstractmethod
