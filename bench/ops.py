@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from statistics import median
 
-from native_ops import SHAPES, Roofline, Rows, Run, Step, flash, roofline, step
+from native_ops import OPS, SHAPES, Roofline, Rows, Run, Step, flash, roofline, step
 from report import machine, spread, table
 
 from pylongctx._free import available_cpus
@@ -28,9 +28,11 @@ METHODS = {
     "corm": CORM,
     "longheads+corm": f"{LONGHEADS}+{CORM}",
 }
+PROMPTS = {"a tile": "", "a token": ",tile=1"}  # options of what chooses in a prompt
 DECODE = ["op", "shape", "KV", "us", "flash_attn_ext us", "ratio", "MB", "GB/s", "of bandwidth"]
 TOKENS = ["op", "shape", "KV", "tokens", "us", "of one token", "GFLOP/s", "bound, us", "of bound"]
 PREFILL = ["op", "shape", "KV", "ms", "flash_attn_ext ms", "ratio", "GFLOP/s", "of f32", "of bf16", "flash GFLOP/s"]
+PROMPT = ["what chooses", "shape", "KV", "index, ms", "select, ms", "attend, ms", "GFLOP/s", "of f32", "times as fast"]
 BY_METHOD = ["method", "shape", "KV", "op", "a token, us", "at a border, us", "per token, us", "MB", "GB/s", "ratio"]
 
 
@@ -43,7 +45,7 @@ def arguments() -> argparse.Namespace:
     add(
         "--section",
         action="append",
-        choices=["decode", "tokens", "prefill", "methods"],
+        choices=["decode", "tokens", "prefill", "prompt", "methods"],
         help="may be repeated (default: all)",
     )
     add("--method", action="append", choices=list(METHODS), help="may be repeated (default: all)")
@@ -111,6 +113,21 @@ class Bench:
         cells = [ratio(median(peer_ms), median(ms)), f"{rate / 1e9:.1f}", share(rate, self.limits.gemm_f32),
                  share(rate, self.limits.gemm_bf16), f"{peer_rate / 1e9:.1f}"]  # fmt: skip
         return [["attend", self.name, self.kv, spread(ms), spread(peer_ms), *cells]]
+
+    def prompt(self) -> list[list[str]]:
+        """Return what choosing and reading take for a prompt: by tiles, by token, and reading everything."""
+        names = {"full": "full", **{name: METHODS["longheads"] + more for name, more in PROMPTS.items()}}
+        run = self.run(self.args.depth + N_PREFILL, N_PREFILL, 1)
+        turns = {name: [self.step(run, method) for _ in range(self.args.rounds)] for name, method in names.items()}
+        ms = {name: {op: min(step.times[op][0] for step in steps) / 1e3 for op in OPS} for name, steps in turns.items()}
+        whole = {name: sum(of_op.values()) for name, of_op in ms.items()}
+        rows = []
+        for name, steps in turns.items():
+            rate = steps[0].attend_flops / ms[name]["attend"] * 1e3
+            times = [f"{ms[name][op]:.1f}" for op in ("summarize", "select", "attend")]
+            cells = [f"{rate / 1e9:.1f}", share(rate, self.limits.gemm_f32), ratio(whole["full"], whole[name])]
+            rows.append([name, self.name, self.kv, *times, *cells])
+        return rows
 
     def methods(self) -> list[list[str]]:
         out, peer = [], []
@@ -181,7 +198,7 @@ def main() -> None:
     args = arguments()
     limits = roofline(args.threads)
     print(first_line(args, limits), flush=True)
-    heads = {"decode": DECODE, "tokens": TOKENS, "prefill": PREFILL, "methods": BY_METHOD}
+    heads = {"decode": DECODE, "tokens": TOKENS, "prefill": PREFILL, "prompt": PROMPT, "methods": BY_METHOD}
     for section in args.section or heads:
         lines, refused, limits = section_rows(args, section, limits)
         title = f"{section}; measured in this run: {measured(limits)}"

@@ -69,8 +69,8 @@ bool lctx_trace::wants(const ggml_tensor * node) const {
 
 void lctx_trace::record(const ggml_tensor * node) {
     const std::vector<lctx_row> rows = rows_of(node);
-    const auto segs = values<lctx_segment>(node);
-    const int64_t n_segment = node->ne[1], n_choice = node->ne[2], n_head = node->src[0]->ne[1];
+    const auto choices = values<int32_t>(node);
+    const int64_t n_head = node->src[0]->ne[1];
     const int32_t layer = layer_of(node);
     for (size_t t = 0; t < rows.size(); t++) {
         if (!covers(rows[t]) || layer < 0 || layer >= shape_.n_layer) {
@@ -79,8 +79,7 @@ void lctx_trace::record(const ggml_tensor * node) {
         query & at = queries_[rows[t].row];
         at.chunks.resize((size_t)shape_.n_layer * shape_.n_head * shape_.n_read, -1);
         for (int64_t head = 0; head < n_head; head++) {
-            const lctx_segment * first = segs.data() + (t * n_choice + head * n_choice / n_head) * n_segment;
-            const std::vector<int32_t> read = lctx_chunks_of(first, n_segment, shape_.chunk_size);
+            const std::vector<int32_t> read = lctx_chunks_read(node, choices.data(), (int32_t)t, (int32_t)head);
             const size_t index = (size_t)layer * shape_.n_head + head;
             int32_t * out = at.chunks.data() + index * shape_.n_read;
             std::fill(std::copy(read.begin(), read.end(), out), out + shape_.n_read, -1);

@@ -23,7 +23,9 @@ SHORT_TEXT, LONG_TEXT = 512, 2048  # tokens of the texts that are measured
 STEPS = 8  # tokens that are generated
 WINDOW = 256  # of longheads in a measurement
 CONTEXT_MULTIPLE = 256  # tokens by which a context grows
-MIN_WINDOWS, SELECT_FROM = (2048, 4096), 3  # longheads' own choices, the latter in windows
+WINDOWS = (2048, 4096)  # the least and the largest automatic window of longheads
+TILE_MORE = 2048  # tokens that a query of a tile reads in addition to a window, at most another window
+SELECT_FROM = 1.25  # from where tokens select, in windows of tiles
 ANSWER = 1024  # tokens of a context in addition to the text
 TYPES = ("f16", "q8_0", "q4_0")
 KEPT = 0.35  # of the entries, after a compression: a tenth of the bytes of f16 with K and V in q4_0
@@ -52,11 +54,11 @@ class Speed:
         """Return the seconds of the token after ``n`` others, with full attention."""
         return self.weights + self.key * n
 
-    def of_longheads(self, n: int, window: int) -> float:
-        """Return the same where more than ``SELECT_FROM`` windows are not all read."""
-        if n <= SELECT_FROM * window:
+    def of_longheads(self, n: int, rows: int, select_from: int) -> float:
+        """Return the same where only ``rows`` are read from ``select_from`` on."""
+        if n < select_from:
             return self.of_full(n)
-        return self.weights + self.key * window + self.score * n
+        return self.weights + self.key * rows + self.score * n
 
 
 @dataclass(frozen=True)
@@ -131,11 +133,17 @@ def advise(path: str, length: int | None = None, **options: Any) -> Advice:
     n_train = _trained(path)
     n = length or max(1, n_train - ANSWER)
     reading, writing = measure(path, **options)
-    window = window_of(_context(n), n_train)
+    window = window_of(n_train)
+    tile = window + min(window, TILE_MORE)
+    first = int(SELECT_FROM * tile)
     every = "full" if n <= n_train else "dca"
     rows = (
         (every, _sum(lambda at: reading.of_full(at), n), writing.of_full(n)),
-        ("longheads", _sum(lambda at: reading.of_longheads(at, window), n), writing.of_longheads(n, window)),
+        (
+            "longheads",
+            _sum(lambda at: reading.of_longheads(at, tile, first), n),
+            writing.of_longheads(n, window, first),
+        ),
     )
     estimates = [Estimate(*row, *_sizes(path, row[0], _context(n), options)) for row in rows]
     if every == "full":
@@ -150,22 +158,23 @@ def _compressed(path: str, full: Estimate, writing: Speed, n: int, options: dict
     return Estimate("kvzip", full.read * (1 + compression_prefills(Kvzip())), writing.of_full(kept), held, full.fits)
 
 
-def window_of(n_ctx: int, n_train: int) -> int:
+def window_of(n_train: int) -> int:
     """Return the automatic window of ``longheads``.
 
     Examples
     --------
-    >>> [window_of(16384, n_train) for n_train in (2048, 8192, 32768)]
+    >>> [window_of(n_train) for n_train in (2048, 8192, 32768)]
     [1024, 2048, 4096]
     """
-    least = min(max(n_train // 8, MIN_WINDOWS[0]), MIN_WINDOWS[1])
-    return min(max(least, min(n_train, n_ctx) // 8), n_train // 2)
+    return min(max(n_train // 8, WINDOWS[0]), WINDOWS[1], n_train // 2)
 
 
 def measure(path: str, **options: Any) -> tuple[Speed, Speed]:
     """Return the speed of reading and of writing, from two short texts with each of two methods."""
     first, (dense_read, dense_write) = _timed(path, "full", options)
-    _, (chosen_read, chosen_write) = _timed(path, f"longheads,window={WINDOW},select_from={WINDOW}", options)
+    _, (chosen_read, chosen_write) = _timed(
+        path, f"longheads,window={WINDOW},select_from={WINDOW},tile_window={WINDOW}", options
+    )
     n, pairs = LONG_TEXT - SHORT_TEXT, (LONG_TEXT**2 - SHORT_TEXT**2) / 2
     # first = SHORT_TEXT * weights + SHORT_TEXT^2 / 2 * key; dense_read = n * weights + pairs * key
     key = max(0.0, (dense_read - n / SHORT_TEXT * first[0]) / (pairs - n * SHORT_TEXT / 2))

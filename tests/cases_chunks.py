@@ -123,6 +123,37 @@ def _chunk_bases() -> list[ChunkCase]:
     ]  # fmt: skip
 
 
+def _chunk_tiles() -> list[ChunkCase]:
+    """Return prompts whose tiles share their chunks: ends of 63, 64 and 65 rows, odd ubatches, all angles."""
+    shared = LongHeads(16, 64, tile=64, tile_window=96)
+    rows = [
+        chunk_case(f"tile-rows{n}", n_rows=n, n_ubatch=512, method=shared) for n in (63, 64, 65, 257, 319, 320, 321)
+    ]
+    ubatches = [chunk_case(f"tile-ubatch{n}", n_ubatch=n, method=shared) for n in (1, 63, 64, 65, 100, 128, 257)]
+    heads = [
+        chunk_case(f"tile-heads{h}x{kv}", n_head=h, n_head_kv=kv, n_threads=2, n_ubatch=257, method=shared)
+        for h, kv in ((1, 1), (4, 4), (7, 1), (8, 2), (16, 1))
+    ]
+    base = chunk_case("tile", n_rows=400, n_ubatch=400, method=shared)
+    bases = [
+        with_method(base, f"-{p}-{r}-chunk{size}", position=p, representation=r, chunk_size=size, window=4 * size,
+                    tile_window=5 * size)
+        for p in POSITIONS for r, size in (("keys1", 16), ("keys2", 48))
+    ]  # fmt: skip
+    options = [
+        with_method(base, "-group", select="group"),
+        with_method(base, "-recent0", n_recent=0),
+        with_method(base, "-all", tile_window=400),
+        replace(base, name="tile-softcap", softcap=3.0),
+        *(replace(base, name=f"tile-dim{d}", head_dim_k=d, head_dim_v=d) for d in (24, 40, 128, 512)),
+        *(
+            replace(base, name=f"tile-{k}-{v}", type_k=k, type_v=v)
+            for k, v in (("f16", "f16"), ("q8_0", "q4_0"), ("bf16", "bf16"))
+        ),
+    ]
+    return [*rows, *ubatches, *heads, *bases, *options]
+
+
 def _chunk_transformed() -> list[ChunkCase]:
     """Return cases with rows stored transformed: summaries are of rows as they were."""
     whole = [
@@ -145,4 +176,5 @@ CHUNK_CASES = [
     *_represented([*_chunk_sizes(), *_chunk_heads(), *_chunk_dims(), *_chunk_options(), *_chunk_transformed_dims()]),
     *_placed([*_chunk_types(), *_chunk_ropes(), *_chunk_transformed()]),
     *_chunk_bases(),
+    *_chunk_tiles(),
 ]

@@ -34,6 +34,7 @@ BASES = {
     "dca": DualChunk(37, 19),
     "string": ShiftedRotary(37, 19),
 }
+TILED = LongHeads(16, 64, tile=64, tile_window=80)
 CORM_EDGES = {
     "window-beyond-the-end": Corm(300, 8, 1),
     "recent-beyond-the-end": Corm(2, 257, 1),
@@ -148,6 +149,13 @@ def _evict_corners() -> list[EvictCase]:
         evict_case("empty-summaries", sharpness=8.0, method=BASES["longheads-paper"], rule=Corm(4, 4, 4)),
         evict_case("long-chunks", method=LongHeads(48, 192), rule=RULES["corm-unprotected"]),
         evict_case("open-chunk-exceeds-the-budget", method=LongHeads(48, 192), rule=H2O(40, 4, 10)),
+        *(evict_case(f"tile-{name}", n_rows=321, n_ubatch=128, method=method, rule=rule)
+          for name, method, rule in (
+              ("corm", TILED, Corm(32, 64, 64)),
+              ("h2o", replace(TILED, position="dca", n_ctx_train=96), H2O(128, 32, 64)),
+              ("h2o-selfextend", replace(TILED, position="selfextend", n_ctx_train=96, n_ctx=321), H2O(128, 32, 64)),
+              ("kvzip", TILED, Kvzip(200, 0.4)),
+          )),
     ]  # fmt: skip
 
 

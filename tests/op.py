@@ -205,10 +205,28 @@ def assert_right_choices(layer: Stored, got: LayerRun) -> None:
     """Every query has read what it must, and of the others the best, near ties aside."""
     scores, n = layer.all_scores(got.summaries), layer.method.n_free
     free = [layer.method.free(p) for p in range(len(scores))]
-    by = [[missed(*pair, free[p], n) for pair in zip(scores[p], got.chunks[p, :, : len(free[p])], strict=True)]
-          for p in range(len(scores))]  # fmt: skip
+    alone = [p for p in range(len(scores)) if layer.tile_of(p) is None]
+    wants = layer.wants(got.summaries)
+    chosen_by = {p: layer.group_scores(scores[p], wants[p], p) for p in alone}
+    by = [[missed(*pair, free[p], n) for pair in zip(chosen_by[p], got.chunks[p, :, : len(free[p])], strict=True)]
+          for p in alone]  # fmt: skip
     assert_near_ties(np.array(by), scores)
     assert not any(got.chunks[p, :, len(free[p]) :].any() for p in range(len(scores))), "a chunk begins after its query"
+    for first in {layer.tile_of(p) for p in range(len(scores))} - {None}:
+        assert_right_list(layer, got, first)
+
+
+def assert_right_list(layer: Stored, got: LayerRun, first: int) -> None:
+    """The queries of a tile have read what they must, and of the others the same: the best, near ties aside."""
+    free, end = layer.method.tile_free(first), first + layer.method.tile
+    held = np.ones((layer.n_head_kv, len(layer.k)), dtype=bool)
+    values = layer.tile_values(layer.wants(got.summaries), first, held)
+    last = got.chunks[end - 1, :, : len(free)]
+    for p, head in np.ndindex(layer.method.tile, layer.q.shape[1]):
+        own = (first + p) // layer.method.chunk_size + 1
+        np.testing.assert_array_equal(got.chunks[first + p, head, :own], last[head, :own])
+    by = [missed(values[i], last[i * layer.ratio], free, layer.method.n_shared) for i in range(len(values))]
+    assert_near_ties(np.array(by), values)
 
 
 def assert_near_ties(by: np.ndarray, scores: np.ndarray) -> None:
@@ -271,14 +289,14 @@ def evict_layer(case: EvictCase, x: Inputs) -> Layer:
     """Return the oracle of one layer whose heads drop rows."""
     settings = (case.evicting, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v,
                 case.hadamard_k, case.hadamard_v)  # fmt: skip
-    return Layer(x.q, x.k, x.v, *settings)
+    return Layer(x.q, x.k, x.v, *settings, n_ubatch=case.n_ubatch)
 
 
 def stored(case: ChunkCase, x: Inputs) -> Stored:
     """Return the oracle of one layer that holds the rows of the case."""
     settings = (case.in_context, case.make_rope(), case.scale, case.softcap, case.type_k, case.type_v, case.hadamard_k,
                 case.hadamard_v)  # fmt: skip
-    return Stored(x.q, x.k, x.v, *settings)
+    return Stored(x.q, x.k, x.v, *settings, n_ubatch=case.n_ubatch)
 
 
 def _pointer(array: np.ndarray | None):

@@ -13,6 +13,7 @@ from oracle import NORM, Rope, attend, attend_segments, cap, rotate, round_trip
 from oracle_filter import LongHeads, kinds
 from oracle_index import in_bytes, index_keys, row_scores
 
+TILE_STEP = 4  # one of that many queries of a head is compared for a tile
 UNUSED = -1  # fills the slots of a query that reads fewer chunks than the others
 
 
@@ -130,6 +131,8 @@ class Stored:
     block_v: int = 0
     is_exact: bool = False
     center: np.ndarray | None = None
+    n_ubatch: int = 0  # a tile is whole where a ubatch has all of its rows; 0: one ubatch has all
+    evict_every: int = 0  # a ubatch ends there
 
     @property
     def n_head_kv(self) -> int:
@@ -246,10 +249,86 @@ class Stored:
             rows = np.where(there, wants[..., : n * size].reshape(*wants.shape[:-1], n, size), -np.inf)
             wants = np.logaddexp.reduce(rows, axis=-1)
         scores = np.where(there.any(-1), wants, -np.inf)
-        if self.method.select == "group":
-            by_group = scores.reshape(*scores.shape[:-2], self.n_head_kv, self.ratio, n)
-            scores = by_group.sum(-2).repeat(self.ratio, axis=-2)
-        return scores
+        return self.of_groups(scores) if self.method.select == "group" and not self.method.key_bits else scores
+
+    def of_groups(self, of_heads: np.ndarray) -> np.ndarray:
+        """Return what the query heads of a KV head add up to, ``[.., n_head, n_chunk]``."""
+        shape = of_heads.shape
+        by_group = of_heads.reshape(*shape[:-2], self.n_head_kv, self.ratio, shape[-1])
+        return by_group.sum(-2).repeat(self.ratio, axis=-2)
+
+    def group_scores(self, scores: np.ndarray, wants: np.ndarray, p: int, held: np.ndarray | None = None) -> np.ndarray:
+        """Return the log of the added weights of chunks for heads that choose together, ``[n_head, n_chunk]``.
+
+        The weight of a chunk is its share of the attention of a head to it, to the other far chunks, and to what the
+        head reads anyway.
+        """
+        free = self.method.free(p)
+        if self.method.select != "group" or not self.method.key_bits or not free.any():
+            return scores
+        n = scores.shape[-1]
+        far = np.pad(free, (0, n))[:n]
+        there = np.ones_like(wants, dtype=bool) if held is None else held.repeat(self.ratio, axis=0)
+        anyway = np.array([self.reference(rows, p, ~free) for rows in np.where(there, wants, -np.inf)])
+        among = np.where(far, scores, -np.inf)
+        total = np.logaddexp(np.logaddexp.reduce(among, axis=-1), anyway)
+        with np.errstate(divide="ignore"):
+            return np.log(self.of_groups(np.exp(among - total[:, None])))
+
+    # ---- tiles ----
+
+    def tile_of(self, p: int) -> int | None:
+        """Return the first row of the whole tile of a row, None where it is in none."""
+        first = p // self.method.tile * self.method.tile
+        begin, end = next((begin, end) for begin, end in self.ubatches if p < end)
+        is_whole = self.method.tile > 1 and begin <= first and first + self.method.tile <= end
+        return first if is_whole and self.method.is_tile(first) else None
+
+    @cached_property
+    def ubatches(self) -> list[tuple[int, int]]:
+        """Return the first row and the end of every ubatch."""
+        n, found, begin = len(self.k), list[tuple[int, int]](), 0
+        while begin < n:
+            border = (begin // self.evict_every + 1) * self.evict_every if self.evict_every else n
+            found.append((begin, min(n, border, begin + (self.n_ubatch or n))))
+            begin = found[-1][1]
+        return found
+
+    def is_compared(self, row: int, head: int) -> bool:
+        """Return whether a query is compared for its tile: one of four of each head, others for each."""
+        return (row % self.method.tile + head % self.ratio) % TILE_STEP == 0
+
+    def reference(self, wants: np.ndarray, p: int, whole: np.ndarray) -> float:
+        """Return r, the log of the sum over the rows that a query reads anyway of exp(scale q . k).
+
+        Parameters
+        ----------
+        wants : array ``[n_rows]``
+            Scores of rows by the index; rows of a near ring are not in it.
+        whole : bool array ``[n_chunk]``
+            Chunks that all queries of the tile read.
+        """
+        read = whole.repeat(self.method.chunk_size)[: p + 1]
+        for s in self.method.base.segments(p):
+            read[s.row0 : s.row1] &= not s.near
+        return float(np.logaddexp.reduce(wants[: p + 1][read]))
+
+    def tile_values(self, wants: np.ndarray, first: int, held: np.ndarray) -> np.ndarray:
+        """Return the value of every chunk for a tile, ``[n_head_kv, n_chunk]``.
+
+        v(i) is the largest of (largest score of a key of chunk i) - r over the queries that are compared.
+        """
+        size, free = self.method.chunk_size, self.method.tile_free(first)
+        values = np.full((self.n_head_kv, len(free)), -np.inf)
+        for p, head in np.ndindex(self.method.tile, self.q.shape[1]):
+            if free.any() and self.is_compared(p, head):
+                rows = np.where(held[head // self.ratio], wants[first + p, head], -np.inf)
+                r = self.reference(rows, first + p, ~free)
+                best = rows[: len(free) * size]
+                best = np.pad(best, (0, len(free) * size - len(best)), constant_values=-np.inf).reshape(-1, size).max(1)
+                group = head // self.ratio
+                values[group] = np.maximum(values[group], best - r)
+        return values
 
     def all_scores(self, summaries: np.ndarray | None) -> np.ndarray:
         """Return the scores of all queries, of heads that hold all rows."""
@@ -259,11 +338,13 @@ class Stored:
 
     def choose(self, summaries: np.ndarray | None) -> np.ndarray:
         """Return the chunks that the queries read, ``[n_rows, n_head, n_chunk]``, the open one included."""
-        scores = self.all_scores(summaries)
+        scores, wants = self.all_scores(summaries), self.wants(summaries)
         out = np.zeros((*self.q.shape[:2], -(-len(self.k) // self.method.chunk_size)), dtype=bool)
         for p, head in np.ndindex(self.q.shape[:2]):
             free = self.method.free(p)
-            out[p, head, : len(free)] = choose(scores[p, head], free, self.method.n_free)
+            out[p, head, : len(free)] = choose(
+                self.group_scores(scores[p], wants[p], p)[head], free, self.method.n_free
+            )
         return out
 
     def attend(self, read: np.ndarray) -> np.ndarray:

@@ -145,6 +145,7 @@ class Layer:
     type_v: str = "f32"
     block_k: int = 0
     block_v: int = 0
+    n_ubatch: int = 0
 
     # ---- rows as stored ----
 
@@ -171,20 +172,37 @@ class Layer:
         if not isinstance(self.method.base, LongHeads):
             return None
         types = (self.type_k, self.type_v, self.block_k, self.block_v)
-        return Stored(self.q, self.k, self.v, self.method.base, self.rope, self.scale, self.softcap, *types)
+        where = {"n_ubatch": self.n_ubatch, "evict_every": self.method.rule.evict_every}
+        return Stored(self.q, self.k, self.v, self.method.base, self.rope, self.scale, self.softcap, *types, **where)
+
+    def wanted(self, p: int, wants: np.ndarray, held: np.ndarray) -> np.ndarray:
+        """Return how much each head wants chunks at ``p``: by itself, or for the tile that begins there."""
+        assert self.chunked
+        if self.chunked.tile_of(p) is None:
+            scores = self.chunked.scores(wants, held)
+            return self.chunked.group_scores(scores, wants, p, held)
+        with_tile = held.copy()
+        with_tile[:, p : p + self.method.base.tile] = True
+        return self.chunked.tile_values(wants, p, with_tile).repeat(self.chunked.ratio, axis=0)
+
+    def free(self, p: int) -> tuple[np.ndarray, int]:
+        """Return which chunks the query at ``p`` or its tile chooses from, and how many of them."""
+        assert self.chunked
+        base, first = self.method.base, self.chunked.tile_of(p)
+        return (base.free(p), base.n_free) if first is None else (base.tile_free(first), base.n_shared)
 
     def choose(self, p: int, scores: np.ndarray) -> np.ndarray:
         """Return the chunks ``[n_head, n_chunk]`` that the heads read at ``p``, given their scores."""
-        base = self.method.base
-        out = np.zeros((len(scores), -(-len(self.k) // base.chunk_size)), dtype=bool)
-        free = base.free(p)
+        own, (free, n) = p // self.method.base.chunk_size, self.free(p)
+        out = np.zeros((len(scores), -(-len(self.k) // self.method.base.chunk_size)), dtype=bool)
         for h in range(len(scores)):
-            out[h, : len(free)] = choose(scores[h], free, base.n_free)
+            out[h, : own + 1] = choose(scores[h], free, n)[: own + 1]
         return out
 
     def missed(self, p: int, scores: np.ndarray, chunks: np.ndarray) -> list[float]:
         """Return for each head by how much better the best chunk is that it has left."""
-        free, n = self.method.base.free(p), self.method.base.n_free
+        free, n = self.free(p)
+        free = free[: p // self.method.base.chunk_size + 1]
         return [missed(of_head, read[: len(free)], free, n) for of_head, read in zip(scores, chunks, strict=True)]
 
     # ---- attention and votes ----
@@ -249,7 +267,9 @@ class Layer:
         for p in range(n):
             held[:, p] = True
             if chunked:
-                wanted = chunked.scores(wants[p], held)
+                first = chunked.tile_of(p)
+                if first is None or first == p:
+                    wanted = self.wanted(p, wants if first == p else wants[p], held)
                 read.append(self.choose(p, wanted) if chunks is None else chunks[p])
                 by.append(self.missed(p, wanted, read[-1]))
             segs = self.segments(p, read[-1] if chunked else None)

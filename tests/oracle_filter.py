@@ -25,9 +25,12 @@ class LongHeads:
     position: str = "full"
     n_ctx_train: int = 4096
     n_ctx: int = 4096
+    tile: int = 1
+    tile_window: int = 0
 
     def text(self) -> str:
-        names = ("chunk_size", "window", "n_recent", "select", "representation", "position")
+        names = ("chunk_size", "window", "n_recent", "select", "representation", "position", "tile")
+        names += ("tile_window",) * (self.tile > 1)
         options = [f"{name}={getattr(self, name)}" for name in names]
         return ",".join(["longheads", *options, *[f"select_from={self.window}"] * (self.position != "packed")])
 
@@ -56,10 +59,16 @@ class LongHeads:
         return self.window // self.chunk_size - 2 - self.n_recent
 
     @property
+    def n_shared(self) -> int:
+        """Return how many chunks the queries of a tile choose together."""
+        return self.tile_window // self.chunk_size - 2 - self.n_recent
+
+    @property
     def n_read_max(self) -> int:
-        """Return the room that lists of chunks need: with all that the base adds."""
+        """Return the room that lists of chunks need: with all that the base adds, and a tile."""
         near = self.base.neighbor_window // self.chunk_size if isinstance(self.base, SelfExtend) else 0
-        return self.window // self.chunk_size + near + 2
+        near += (1 + len(self.base.segments(0))) * (self.tile // self.chunk_size + 1) * (self.tile > 1)
+        return max(self.window, self.tile_window) // self.chunk_size + near + 2
 
     # ---- positions ----
 
@@ -99,6 +108,27 @@ class LongHeads:
         """Return which chunks ``[own + 1]`` the query chooses from: none where as many as there are may be read."""
         far = ~must_read(self, p)
         return far & (far.sum() > self.n_free)
+
+    def tile_free(self, first: int) -> np.ndarray:
+        """Return which chunks, up to that of its last row, the tile that begins at ``first`` chooses from.
+
+        Those that none of its queries must read and all see from the same angle of theirs; none where as many as there
+        are may be read.
+        """
+        last, own = first + self.tile - 1, first // self.chunk_size
+        far = np.ones(last // self.chunk_size + 1, dtype=bool)
+        at_first = kinds(self.base, first, first)[:: self.chunk_size]
+        for p in range(first, last + 1):
+            whole = must_read(self, p)
+            far[: len(whole)] &= ~whole
+            far[: len(at_first)] &= kinds(self.base, p, first)[:: self.chunk_size] == at_first
+        far[own:] = False
+        return far & (far.sum() > self.n_shared)
+
+    def is_tile(self, first: int) -> bool:
+        """Return whether no segment of the base begins more than a tile further on for the last query of a tile."""
+        begins = [np.array([s.row0 for s in self.base.segments(p)]) for p in (first, first + self.tile - 1)]
+        return bool((begins[1] - begins[0] <= self.tile).all())
 
 
 def _runs(chunks: Sequence[int]) -> list[tuple[int, int]]:

@@ -19,8 +19,8 @@ def known_speed(monkeypatch):
 
 def test_the_formula_of_a_speed():
     assert READ.of_full(1000) == pytest.approx(2e-3)
-    assert READ.of_longheads(768, 256) == READ.of_full(768)  # all is read up to three windows
-    assert READ.of_longheads(769, 256) == pytest.approx(1e-3 + 256e-6 + 7.69e-6)
+    assert READ.of_longheads(767, 256, 768) == READ.of_full(767)  # all is read before select_from
+    assert READ.of_longheads(768, 256, 768) == pytest.approx(1e-3 + 256e-6 + 7.68e-6)
 
 
 def test_inside_and_beyond_the_trained_context(embedded_model, known_speed):
@@ -30,7 +30,7 @@ def test_inside_and_beyond_the_trained_context(embedded_model, known_speed):
     assert [one.method for one in beyond.estimates] == ["dca", "longheads"]
     dense, chosen = beyond.estimates
     assert dense.read == pytest.approx(4000 * 1e-3 + 4000**2 / 2 * 1e-6, rel=1e-3)
-    assert chosen.read == pytest.approx(4000 * 1e-3 + 4000 * 256e-6 + 4000**2 / 2 * 1e-8, rel=0.03)
+    assert chosen.read == pytest.approx(4000 * 1e-3 + 4000 * 512e-6 + 4000**2 / 2 * 1e-8, rel=0.03)
     assert beyond.best is chosen
     assert chosen.token == pytest.approx(2e-3 + 256e-7 + 4000e-9)
 

@@ -8,6 +8,7 @@ from cases import OP_CASES, SPECS
 from cases import TOLERANCE as TOLERANCES
 from op import POISON, _pointer, make_inputs, run_native, run_oracle
 from oracle import Full, Window
+from oracle_chunks import LongHeads
 from session import assert_same
 from thinning import thin
 
@@ -183,16 +184,24 @@ def test_sequences_in_one_tile(emulated, open_session, tokens):
     assert_same(answers[0], answers[1], TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["longheads-minmax", "longheads-keys", "longheads-selfextend"])
+TILES = "longheads-tiles"
+FETCHED = {
+    **{name: SPECS[name] for name in ("longheads-minmax", "longheads-keys", "longheads-selfextend")},
+    TILES: LongHeads(16, 64, tile=64, tile_window=64).text(),
+}
+
+
+@pytest.mark.parametrize("name", FETCHED)
 def test_rows_in_memory_of_the_host(open_session, tokens, name):
     """The kernels of *fetch* and of rows that are left out: the same answers without, and with much or little room."""
-    sizes = {"n_ctx": 320, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1, "n_seq_max": 2}
+    n_ubatch = 64 if name == TILES else 32
+    sizes = {"n_ctx": 320, "n_batch": 64, "n_ubatch": n_ubatch, "n_threads": 1, "n_threads_batch": 1, "n_seq_max": 2}
     n_units, n_heads, least = 16, 2 * 2, 3 * 4  # that are read, of the model, that are asked for
     answers, room = [], 2**64 - 1
     for offload in (0, room, None):
         offload = room if offload is None else offload
-        session = open_session("llama", SPECS[name], kv_offload=offload, **sizes)
-        answers.append(np.concatenate([session.decode(tokens[:192], 32), session.decode(tokens[192:250], 1)]))
+        session = open_session("llama", FETCHED[name], kv_offload=offload, **sizes)
+        answers.append(np.concatenate([session.decode(tokens[:192], n_ubatch), session.decode(tokens[192:250], 1)]))
         info = session.ffi.new("lctx_offload_info *")
         assert session.lib.lctx_offload_usage(session.ctx, info) == session.lib.LCTX_OK
         if offload == 2**64 - 1:

@@ -29,6 +29,7 @@ from thinning import thin
 CASES = {case.name: case for case in CHUNK_CASES}
 COMPARED = ("keys1", "keys2", "minmax", "outlier")  # the paper's representation is computed on the CPU
 ATTEND = 4e-3
+TILE = LongHeads(16, 64, tile=64, tile_window=96)
 OTHERS = 0.01  # share of queries that may choose another chunk than on the CPU: a level or byte is rounded otherwise
 
 
@@ -55,11 +56,12 @@ CHOICES = [
 ]  # fmt: skip
 NAMES = [f"{name}-{representation}" for name in CHOICES for representation in COMPARED]
 PLACED = [name for name in CASES if name.startswith(("rope-", "k-", "base-")) and not name.endswith("attention")]
+TILED = [name for name in CASES if name.startswith("tile")]
 MORE = [case.name for case in CHUNK_CASES[::3]] if thinning.run_all else []
 
 
 @thin(table=CASES)
-@pytest.mark.parametrize("name", dict.fromkeys([*(name for name in NAMES if name in CASES), *PLACED[::7], *MORE]))
+@pytest.mark.parametrize("name", dict.fromkeys([*(name for name in NAMES if name in CASES), *PLACED[::7], *TILED, *MORE]))
 def test_chunks_equal_the_oracle(name):
     check(CASES[name])
 
@@ -121,6 +123,39 @@ def test_more_query_heads_than_meet_a_row_at_once(select, representation):
     )
 
 
+# rows, ubatch, heads, head_dim and method: 16 columns and their multiples and others, one tile and several, heads of no whole words
+ODD = [
+    (257, 65, (1, 1), 24, TILE),
+    (330, 330, (3, 1), 40, replace(TILE, n_recent=0)),
+    (300, 290, (13, 1), 72, replace(TILE, representation="keys1")),
+    (420, 397, (5, 5), 8, replace(TILE, chunk_size=48, window=192, tile_window=336)),
+    (401, 130, (6, 2), 104, replace(TILE, tile=128, select="group", tile_window=64)),
+]
+
+
+@pytest.mark.parametrize(("n_rows", "n_ubatch", "heads", "dim", "method"), ODD)
+def test_tiles_of_odd_sizes_equal_the_oracle(n_rows, n_ubatch, heads, dim, method):
+    sizes = {"n_head": heads[0], "n_head_kv": heads[1], "head_dim_k": dim, "head_dim_v": dim}
+    check(chunk_case("odd-tile", n_rows=n_rows, n_ubatch=n_ubatch, method=method, **sizes))
+
+
+def test_tiles_equal_the_oracle_where_blocks_have_little_memory(monkeypatch):
+    """16 queries at a time."""
+    monkeypatch.setenv("LCTX_EMULATED_SHARED", "64")
+    check(chunk_case("narrow-tile", n_rows=330, n_ubatch=330, head_dim_k=512, head_dim_v=64, method=TILE))
+
+
+def test_of_equal_chunks_a_tile_reads_the_first():
+    case = chunk_case("equal-tile", n_rows=320, n_head=2, n_head_kv=1, n_ubatch=320, method=TILE)
+    x = make_inputs(case)
+    x.q[:] = 0
+    got = run_chunks(case, x)
+    for first in (192, 256):
+        read = np.flatnonzero(got.chunks[first + 63, 0])
+        assert read[: 1 + TILE.n_shared].tolist() == list(range(1 + TILE.n_shared))
+        assert (got.chunks[first + 63] == got.chunks[first + 63, 0]).all()
+
+
 @pytest.mark.parametrize("representation", COMPARED)
 def test_of_equal_chunks_the_first_are_chosen(representation):
     size = 16
@@ -176,13 +211,25 @@ def test_keys_are_indexed_as_on_the_cpu(emulated, type_k, dim, block, bits):
     assert (got == want).all(-1).mean() > 1 - others
 
 
+@pytest.mark.parametrize("select", ["head", "group"])
 @pytest.mark.parametrize("representation", ["keys2", "minmax"])
-def test_a_query_that_is_not_a_number_chooses_what_it_chooses_on_the_cpu(emulated, representation):
-    case = chunk_case("nan", n_rows=200, n_ubatch=7, method=LongHeads(16, 96, representation=representation))
+def test_a_query_that_is_not_a_number_chooses_what_it_chooses_on_the_cpu(emulated, representation, select):
+    method = LongHeads(16, 96, representation=representation, select=select)
+    case = chunk_case("nan", n_rows=200, n_ubatch=7, method=method)
     x = make_inputs(case)
     x.q[150, 1], x.q[160, 2, 3] = np.nan, np.inf
     got, want = both(lambda: run_chunks(case, x), emulated)
     np.testing.assert_array_equal(got.chunks[[150, 160]], want.chunks[[150, 160]])
+
+
+@pytest.mark.parametrize("rows", [[132, 164], range(128, 192)])
+def test_a_tile_leaves_out_queries_that_are_not_numbers(emulated, rows):
+    """Two that are compared, or all of them."""
+    case = chunk_case("nan-tile", n_rows=256, n_ubatch=256, method=TILE)
+    x = make_inputs(case)
+    x.q[list(rows)] = np.nan
+    got, want = both(lambda: run_chunks(case, x), emulated)
+    np.testing.assert_array_equal(got.chunks[128:], want.chunks[128:])
 
 
 def test_positions_far_out_have_the_angles_of_the_cpu(emulated):
@@ -193,11 +240,13 @@ def test_positions_far_out_have_the_angles_of_the_cpu(emulated):
     assert_same(got, want, ATTEND)
 
 
-HELD = [case for case in EVICT_CASES if case.name in ("empty-chunks", "long-chunks", "longheads-dca-corm-every16")]
+HELD = [case for case in EVICT_CASES if case.name in ("empty-chunks", "long-chunks", "longheads-dca-corm-every16")
+        or case.name.startswith("tile")]  # fmt: skip
 WITH_SUMMARIES = [
-    evict_case(f"{name}-corm", sharpness=8.0, method=LongHeads(16, 96, representation=name), rule=RULES["corm-every16"])
-    for name in ("minmax", "outlier", "keys1")
-]
+    evict_case(f"{name}-{select}-corm", sharpness=8.0, method=LongHeads(16, 96, representation=name, select=select),
+               rule=RULES["corm-every16"])
+    for name, select in (("minmax", "head"), ("outlier", "head"), ("keys1", "head"), ("keys2", "group"))
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", [*HELD, *WITH_SUMMARIES], ids=lambda case: case.name)
@@ -235,8 +284,25 @@ def test_sequences_that_complete_their_chunks_together(open_session, tokens, emu
     assert_nearly_all_rows_equal(*both(run, emulated))
 
 
-def test_scores_of_a_long_context_are_computed_in_parts(open_session, tokens, emulated):
+@pytest.mark.parametrize("select", ["head", "group"])
+def test_tiles_of_several_sequences_in_a_ubatch(open_session, tokens, select):
+    """Tokens outside of tiles stand before them, between them and after them; every sequence has its own answers."""
+    parts = [tokens[:192], tokens[50:242]]
+    pieces = [slice(0, 131), slice(131, 192)]
+    sizes = {"n_ctx": 256, "n_seq_max": 2, "n_batch": 262, "n_ubatch": 262}
+
+    def run(*seqs: int) -> np.ndarray:
+        session: Session = open_session("llama", replace(TILE, tile_window=64, select=select).text(), **sizes)
+        batches = [[(seq, t) for seq in seqs for t in parts[seq][piece]] for piece in pieces]
+        answers = [session.decode_mixed(batch).reshape(len(seqs), -1, session.n_vocab) for batch in batches]
+        return np.concatenate(answers, axis=1)
+
+    assert_nearly_all_rows_equal(run(0, 1).reshape(2 * 192, -1), np.concatenate([run(0), run(1)]).reshape(2 * 192, -1))
+
+
+@pytest.mark.parametrize("method", [LongHeads(16, 64), replace(TILE, tile_window=64)], ids=["alone", "tiles"])
+def test_scores_of_a_long_context_are_computed_in_parts(open_session, tokens, emulated, method):
     """With room for this many chunks a few queries are scored at a time."""
     sizes = {"n_ctx": 16 * 1024, "n_batch": 200, "n_ubatch": 200}
-    run = lambda: open_session("llama-mha", LongHeads(16, 64).text(), **sizes).decode(tokens[:200])  # noqa: E731
+    run = lambda: open_session("llama-mha", method.text(), **sizes).decode(tokens[:200])  # noqa: E731
     assert_nearly_all_rows_equal(*both(run, emulated))

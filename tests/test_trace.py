@@ -7,7 +7,7 @@ from llamas import TEXT, new
 from pylongctx.attention import Trace, cover_rate
 
 SIZE, WINDOW = 16, 128
-METHOD = f"longheads,chunk_size={SIZE},window={WINDOW},n_recent=1"
+METHOD = f"longheads,chunk_size={SIZE},window={WINDOW},n_recent=1,tile=1"
 N = 300
 
 

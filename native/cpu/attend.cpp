@@ -6,7 +6,7 @@
 // are merged at fixed cells.
 #include "block.h"
 #include "ggml-cpu-impl.h"
-#include "sparse.h"
+#include "lists.h"
 
 namespace {
 
@@ -35,7 +35,7 @@ struct schedule : lctx_tiling {
     // The most rows that a token reads with its first heads.
     static int64_t most_rows(const lctx_attend_args & a) {
         int64_t most = 0;
-        for (int32_t token = 0; token < a.n_tokens; token++) {
+        for (int32_t token = 0; token < a.choices().n_alone(); token++) {
             const lctx_segment * segs = a.segs + (int64_t)token * a.n_choice * a.n_seg;
             int64_t n = 0;
             for (int i = 0; i < a.n_seg; i++) {
@@ -48,13 +48,13 @@ struct schedule : lctx_tiling {
     // The last row that a token reads, and the next one.
     static int32_t last_row(const lctx_attend_args & a) {
         int32_t last = 0;
-        for (int64_t i = 0; i < (int64_t)a.n_tokens * a.n_choice * a.n_seg; i++) {
+        for (int64_t i = 0; i < (int64_t)a.choices().n_alone() * a.n_choice * a.n_seg; i++) {
             last = std::max(last, a.segs[i].row1);
         }
         return last;
     }
     int64_t least_tiles(const lctx_attend_args & a) const {
-        return (int64_t)a.n_head_kv * n_head_tile * lctx_ceil_div(a.n_tokens, tile_tokens);
+        return (int64_t)a.n_head_kv * n_head_tile * lctx_ceil_div(a.choices().n_alone(), tile_tokens);
     }
     // Where splits end at fixed cells, all of them wait until they are merged. Where they would be too many, a tile has one thread.
     size_t pieces_size(const lctx_attend_args & a) const {
@@ -89,13 +89,12 @@ struct scratch {
     lctx_block_scratch block;
     float * states;      // of all columns of a tile, and of one of its pieces
     lctx_states picked;  // of the columns that read an item
-    lctx_sparse_scratch sparse;
     lctx_turned turned;
     lctx_tile_plan plan;
+    lctx_list_scratch list;
 
     static size_t block_size(const lctx_attend_args & a, const schedule & g) {
-        const size_t of_block = lctx_block_scratch::n_float(g.max_reader(), a.head_dim_k, g.dim_v);
-        return GGML_PAD(std::max(of_block, lctx_sparse_scratch::n_float(a.head_dim_k, g.dim_v)) * sizeof(float), LCTX_CACHE_LINE);
+        return GGML_PAD(lctx_block_scratch::n_float(g.max_reader(), a.head_dim_k, g.dim_v) * sizeof(float), LCTX_CACHE_LINE);
     }
     // pointers, sums, and a row for columns that are not there
     static size_t picked_size(const schedule & g) {
@@ -105,6 +104,9 @@ struct scratch {
         return GGML_PAD(picked_size(g) + (g.has_pieces(a) ? 2 : 1) * g.state_size() * sizeof(float), LCTX_CACHE_LINE);
     }
     static size_t size(const lctx_attend_args & a, const schedule & g) {
+        return GGML_PAD(list_at(a, g) + lctx_list_scratch::size(a), LCTX_CACHE_LINE);
+    }
+    static size_t list_at(const lctx_attend_args & a, const schedule & g) {
         return GGML_PAD(block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g) + lctx_tile_plan::size(a, g), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_attend_args & a, const schedule & g)
@@ -112,9 +114,9 @@ struct scratch {
           states((float *)(base + block_size(a, g) + picked_size(g))),
           picked((float *)((float **)(base + block_size(a, g)) + g.max_reader()), (float **)(base + block_size(a, g)), g.max_reader(),
                  g.dim_v),
-          sparse((float *)base, a.head_dim_k, g.dim_v),
           turned(base + block_size(a, g) + states_size(a, g), a, g),
-          plan(base + block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g), g) {}
+          plan(base + block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g), g),
+          list(base + list_at(a, g), a) {}
 };
 
 // The states of the readers: those of the tile when all columns read the item, else sums of their own and the outputs of the tile.
@@ -202,9 +204,7 @@ void attend_tile(const lctx_attend_args & a, const schedule & g, const lctx_tile
     int at = plan.n_before[first_item];  // blocks of the items before
     lctx_each_item(a, g, tile.head_kv, plan, first_item, plan.item_from(split_end), [&](const lctx_item & item) {
         const int first = std::max(split_first - at, 0), end = std::min(split_end - at, item.n_block());
-        if (first < end && item.is_chunk && lctx_is_sparse(a, tile)) {
-            lctx_attend_sparse(a, tile, item, first, end, w.turned, st, w.sparse);
-        } else if (first < end) {
+        if (first < end) {
             attend_item(a, tile, item, first, end, w, st);
         }
         at += item.n_block();
@@ -246,7 +246,15 @@ const char * lctx_cpu_prompt_products() {
 size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks) {
     const schedule g(args);
     return LCTX_CACHE_LINE + scratch::size(args, g) * n_tasks + g.partial_size(args) + g.shared_plans_size(args) +
-           (args.n_tokens + 2) * sizeof(int32_t);
+           g.cut_size(args) * sizeof(int32_t);
+}
+
+// Tiles whose tokens share a list.
+static void attend_lists(const ggml_compute_params * params, const lctx_attend_args & args, const lctx_list_scratch & w) {
+    const int64_t n_job = lctx_list_jobs(args);
+    for (int64_t job = params->ith; job < n_job; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        lctx_attend_list(args, job, w);
+    }
 }
 
 // Every tile by one thread.
@@ -292,6 +300,17 @@ void lctx_cpu_attend(const ggml_compute_params * params, const lctx_attend_args 
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
     }
     ggml_barrier(params->threadpool);
+    if (args.params.tiles.n_tile > 0) {
+        attend_lists(params, args, w.list);
+        ggml_barrier(params->threadpool);
+        if (params->ith == 0) {
+            ggml_threadpool_chunk_set(params->threadpool, params->nth);
+        }
+        ggml_barrier(params->threadpool);
+    }
+    if (args.choices().n_alone() == 0) {
+        return;
+    }
     g.set_cut(args, cut);
     if (g.n_split == 1) {
         attend_whole(params, args, g, w);

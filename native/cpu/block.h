@@ -79,20 +79,20 @@ static inline void lctx_set_next(const lctx_attend_args & a, const lctx_block & 
     }
 }
 
-template <typename Mask> static inline void lctx_attend_few(const lctx_attend_args & a, const lctx_columns & columns, const lctx_block & b,
-                                                            const lctx_stored & k, const lctx_stored & v, const lctx_states & st,
+template <typename Mask> static inline void lctx_attend_few(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & k,
+                                                            const lctx_stored & v, int n, const lctx_states & st,
                                                             const lctx_block_scratch & w, Mask && mask) {
-    lctx_few_scores(lctx_readable(k, b.n, a.head_dim_k, w.k), b.n, columns.q, columns.n, a.head_dim_k, w.s, columns.fixed);
+    lctx_few_scores(lctx_readable(k, n, a.head_dim_k, w.k), n, columns.q, columns.n, a.head_dim_k, w.s, columns.fixed);
     lctx_softcap(w.s, (size_t)columns.n * LCTX_BLOCK, a.params.softcap);
     mask(w.s, 1, LCTX_BLOCK);
     for (int c = 0; c < columns.n; c++) {
-        const float factor = lctx_few_softmax(w.s + (size_t)c * LCTX_BLOCK, b.n, st.m[c], st.l[c]);
+        const float factor = lctx_few_softmax(w.s + (size_t)c * LCTX_BLOCK, n, st.m[c], st.l[c]);
         if (factor != 1.0f) {
             lctx_rescale(st.out(c), factor, st.dim_v);
         }
     }
-    const lctx_stored readable = lctx_readable(v, b.n, a.head_dim_v, w.v);
-    st.with_rows([&](auto rows) { lctx_few_weigh(readable, b.n, w.s, columns.n, a.head_dim_v, rows); });
+    const lctx_stored readable = lctx_readable(v, n, a.head_dim_v, w.v);
+    st.with_rows([&](auto rows) { lctx_few_weigh(readable, n, w.s, columns.n, a.head_dim_v, rows); });
 }
 
 // The queries in the form in which their scores are computed.
@@ -157,23 +157,30 @@ static inline void lctx_block_weigh(const lctx_attend_args & a, const lctx_colum
     st.with_rows([&](auto to) { lctx_gemm(columns.n, st.dim_v, n, (const float *)w.s, 1, columns.n_pad, v, step, to, true); });
 }
 
-// mask(s, step from cell to cell, step from column to column) takes away the scores of what a column does not read.
+// Rows of K and V for the columns. mask(s, step from row to row, step from column to column) takes away the scores of what a column does
+// not read.
+template <typename Mask> static inline void lctx_attend_rows(const lctx_attend_args & a, const lctx_columns & columns,
+                                                             const lctx_stored & k, const lctx_stored & v, int n, const lctx_states & st,
+                                                             const lctx_block_scratch & w, Mask && mask) {
+    if (columns.few() && a.head_dim_v % LCTX_VL == 0) {
+        return lctx_attend_few(a, columns, k, v, n, st, w, mask);
+    }
+    lctx_block_scores(a, columns, k, v, n, w);
+    lctx_softcap(w.s, (size_t)n * columns.n_pad, a.params.softcap);
+    mask(w.s, columns.n_pad, 1);
+    if (lctx_softmax_block(w.s, n, columns.n_pad, st.m, st.l, w.factor)) {
+        for (int c = 0; c < columns.n; c++) {
+            lctx_rescale(st.out(c), w.factor[c], st.dim_v);
+        }
+    }
+    lctx_block_weigh(a, columns, v, n, st, w);
+}
+
 template <typename Mask> static inline void lctx_attend_block(const lctx_attend_args & a, const lctx_columns & columns,
                                                               const lctx_cells & cells, const lctx_block & b, const lctx_states & st,
                                                               const lctx_block_scratch & w, Mask && mask) {
     lctx_stored k = lctx_stored_keys(a.cache, cells, b.near, b.cell, b.n, b.head, b.seq, a.head_dim_k, w.k);
     lctx_stored v = lctx_stored_values(a.cache, b.cell, b.head, b.seq);
     lctx_set_next(a, b, k, v);
-    if (columns.few() && a.head_dim_v % LCTX_VL == 0) {
-        return lctx_attend_few(a, columns, b, k, v, st, w, mask);
-    }
-    lctx_block_scores(a, columns, k, v, b.n, w);
-    lctx_softcap(w.s, (size_t)b.n * columns.n_pad, a.params.softcap);
-    mask(w.s, columns.n_pad, 1);
-    if (lctx_softmax_block(w.s, b.n, columns.n_pad, st.m, st.l, w.factor)) {
-        for (int c = 0; c < columns.n; c++) {
-            lctx_rescale(st.out(c), w.factor[c], st.dim_v);
-        }
-    }
-    lctx_block_weigh(a, columns, v, b.n, st, w);
+    lctx_attend_rows(a, columns, k, v, b.n, st, w, mask);
 }

@@ -187,17 +187,21 @@ static inline lctx_stored lctx_stored_values(const lctx_cache_args & cache, int3
     return {cache.v_pool.type, cache.v_pool.row_size, lctx_value_row(cache, cell, head, seq), nullptr};
 }
 
-// Cut the tokens into runs of at most `most` that belong to one sequence: cut = [number of runs, first token of each, n_tokens].
-// cut: int32 [n_tokens + 2].
+// Cut the tokens into runs of at most `most` that belong to one sequence: cut = [number of runs, first token and number of each].
+// cut: int32 [2 * n_tokens + 1]. Tokens for which seq_of is -1 are in none.
 template <typename F> static inline void lctx_cut_tokens(int32_t n_tokens, int32_t most, int32_t * cut, F && seq_of) {
-    int32_t n = 0;
-    int32_t * start = cut + 1;
+    int32_t n = 0, last = -1;
     for (int32_t i = 0; i < n_tokens; i++) {
-        if (i == 0 || seq_of(i) != seq_of(i - 1) || i - start[n - 1] >= most) {
-            start[n++] = i;
+        const int32_t seq = seq_of(i);
+        int32_t * run = cut + 2 * n - 1;  // the last one
+        if (seq >= 0 && seq == last && run[1] < most) {
+            run[1]++;
+        } else if (seq >= 0) {
+            run[2] = i, run[3] = 1;
+            n++;
         }
+        last = seq;
     }
-    start[n] = n_tokens;
     cut[0] = n;
 }
 

@@ -25,20 +25,35 @@ size_t scratch_size(const lctx_fetch_args & a) {
     return wanted_size(a) + a.params.n_staged * sizeof(int32_t);
 }
 
+void mark(const head & h, const lctx_segment & segment, bool is_run) {
+    const lctx_fetch_args & a = h.a;
+    const int n = is_run ? a.of_page() : 1, shift = is_run ? LCTX_PAGE_SHIFT : a.shift();
+    const int first = (segment.row0 >> shift) * n, end = ((segment.row1 - 1) >> shift) * n + n;
+    for (int unit = first; segment.row0 < segment.row1 && unit < end; unit++) {
+        want & w = h.wanted[segment.seq * a.n_page_max * a.of_page() + unit];
+        w = std::max(w, is_run ? WITH_PAGE : ALONE);
+    }
+}
+
+// What tokens outside of tiles read, then the runs of those in tiles, and each list once.
 void mark(const head & h) {
     const lctx_fetch_args & a = h.a;
-    const int n_choice = a.n_choice / a.n_head_kv;
+    const lctx_choices choices = a.choices();
+    const int n_choice = a.n_choice / a.n_head_kv, n_run = a.params.n_run, n_given = a.params.tiles.n_given;
     std::fill_n(h.wanted, a.n_key(), NOT);
-    for (int64_t list = 0; list < (int64_t)a.n_tokens * n_choice; list++) {
-        const lctx_segment * segs = a.segs + (list / n_choice * a.n_choice + h.index * n_choice + list % n_choice) * a.n_seg;
+    for (int64_t list = 0; list < (int64_t)choices.n_alone() * n_choice; list++) {
+        const lctx_segment * segs = choices.alone((int32_t)(list / n_choice), (int32_t)(h.index * n_choice + list % n_choice));
         for (int i = 0; i < a.n_seg; i++) {
-            const bool is_run = i < a.params.n_run;
-            const int n = is_run ? a.of_page() : 1, shift = is_run ? LCTX_PAGE_SHIFT : a.shift();
-            const int first = (segs[i].row0 >> shift) * n, end = ((segs[i].row1 - 1) >> shift) * n + n;
-            for (int unit = first; segs[i].row0 < segs[i].row1 && unit < end; unit++) {
-                want & w = h.wanted[segs[i].seq * a.n_page_max * a.of_page() + unit];
-                w = std::max(w, is_run ? WITH_PAGE : ALONE);
-            }
+            mark(h, segs[i], i < n_run);
+        }
+    }
+    for (int tile = 0; tile < a.params.tiles.n_tile; tile++) {
+        for (int i = 0; i < a.params.tiles.size * n_run; i++) {
+            mark(h, choices.given(tile, i / n_run)[i % n_run], true);
+        }
+        for (int i = 0; i < a.params.tiles.n_shared; i++) {
+            const int32_t chunk = choices.list(tile, h.index)[i];
+            mark(h, lctx_listed(choices.given(tile, 0), n_run, n_given, chunk, a.params.chunk_size), false);
         }
     }
 }

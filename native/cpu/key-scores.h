@@ -10,14 +10,15 @@
 struct lctx_key_columns {
     const lctx_select_args & a;
     const lctx_select_scratch & w;
-    lctx_score_steps step;
+    bool few;
     int n, n_pad;
+    static int padded(int n) { return std::max(lctx_round_up(n, LCTX_VL), LCTX_FEW_COLUMNS); }
     int8_t * bytes;            // few
     lctx_index_query * query;  // [n_pad], few
     lctx_index_columns many;
 
-    lctx_key_columns(const lctx_select_args & a, const lctx_select_tile & t, int slot, const lctx_select_scratch & w)
-        : a(a), w(w), step(a, t.n_column()), n(t.n_column()), n_pad(std::max(lctx_round_up(n, LCTX_VL), LCTX_FEW_COLUMNS)) {
+    lctx_key_columns(const lctx_select_args & a, const lctx_select_tile & t, int segment, const lctx_select_scratch & w, bool few)
+        : a(a), w(w), few(few), n(t.n_column()), n_pad(padded(n)) {
         const int32_t n_channel = a.index.n_channel(), n_word = n_channel / lctx_index_shape::WORD;
         int32_t * words = (int32_t *)w.queries;
         query = (lctx_index_query *)(words + (size_t)n_word * n_pad);
@@ -26,11 +27,11 @@ struct lctx_key_columns {
         bytes = (int8_t *)words;
         many = {words, starts, scales, n_pad};
         constexpr float LOG2_E = 1.44269504f;
-        int8_t * row = step.few() ? nullptr : (int8_t *)w.wide;
+        int8_t * row = few ? nullptr : (int8_t *)w.wide;
         memset(words, 0, (size_t)n_word * n_pad * sizeof(int32_t));
         std::fill_n(query, n_pad, lctx_index_query{0.0f, 0});
         for (int c = 0; c < n; c++) {
-            lctx_column_query(a, t, c, slot, w.rotated);
+            lctx_column_query(a, t, c, segment, w.rotated);
             lctx_transform(w.rotated, a.head_dim, a.index.hadamard());
             int8_t * to = row ? row : bytes + (size_t)c * n_channel;
             query[c] = lctx_index_round(a.index, w.rotated, LOG2_E * a.scale, to);
@@ -63,7 +64,7 @@ class lctx_group_scores {
   private:
     template <int BITS> void score(int32_t group) {
         const char * at = rows_.group(group);
-        if (q_.step.few()) {
+        if (q_.few) {
             lctx_index_few<BITS>(q_.a.index, at, q_.bytes, q_.query, q_.n, q_.w.many, GROUP);
         } else {
             lctx_index_many<BITS>(q_.a.index, at, q_.many, (int32_t *)q_.w.k, q_.w.many);
@@ -142,7 +143,7 @@ struct lctx_chunk_cells {
 // Scores of LCTX_VL chunks from `first` on, for one of few columns at a time: s[column * of_column + chunk].
 class lctx_few_keys {
   public:
-    lctx_few_keys(const lctx_key_columns & q, float * s) : q_(q), s_(s) {}
+    lctx_few_keys(const lctx_key_columns & q, int64_t of_column, float * s) : q_(q), of_column_(of_column), s_(s) {}
 
     // The scores of rows [lo, hi) of a group, which belong to a chunk; chunks come in order, and each as a whole.
     void add(int chunk, const float * scores, int lo, int hi) {
@@ -168,12 +169,13 @@ class lctx_few_keys {
         float scores[LCTX_VL];
         lctx_vstore(scores, lctx_vload(most_[column]) + lctx_vlog2(lctx_vload(sum_[column])));
         for (int chunk = first; chunk < end; chunk++) {
-            s_[column * q_.step.of_column + chunk] = scores[chunk % LCTX_VL];
+            s_[column * of_column_ + chunk] = scores[chunk % LCTX_VL];
         }
     }
 
   private:
     const lctx_key_columns & q_;
+    const int64_t of_column_;
     float * s_;
     float most_[LCTX_FEW_COLUMNS][LCTX_VL], sum_[LCTX_FEW_COLUMNS][LCTX_VL];
 };
@@ -190,14 +192,15 @@ template <typename F> static inline void lctx_each_group(const lctx_chunk_cells 
 
 static inline void lctx_score_keys(const lctx_select_args & a, const lctx_select_tile & t, int slot, const lctx_chunk_range & r, float * s,
                                    const lctx_select_scratch & w) {
-    const lctx_key_columns q(a, t, slot, w);
+    const lctx_score_steps step(a, t.n_column());
+    const lctx_key_columns q(a, t, a.chunks.n_run + slot, w, step.few());
     const int32_t seq = a.rows[t.first].seq, size = a.chunks.chunk_size;
     const lctx_index_rows rows = {a.cache, t.list, seq};
     const lctx_cells cells(a.cache, t.list, seq);
     lctx_group_scores scores(q, rows);
     const auto cells_of = [&](int chunk) { return lctx_chunk_cells{cells.cell(chunk * size), cells.cell((chunk + 1) * size)}; };
-    if (q.step.few()) {
-        lctx_few_keys few(q, s);
+    if (q.few) {
+        lctx_few_keys few(q, step.of_column, s);
         for (int chunk = r.first; chunk < r.end;) {
             const int first = chunk, end = std::min(r.end, (chunk / LCTX_VL + 1) * LCTX_VL);
             few.clear();
@@ -234,8 +237,8 @@ static inline void lctx_score_keys(const lctx_select_args & a, const lctx_select
                 lctx_vstore(most + c, m_all), lctx_vstore(sum + c, l_all);
             }
         });
-        float * to = s + chunk * q.step.of_chunk;
-        for (int c = 0; c < q.step.of_chunk; c += LCTX_VL) {
+        float * to = s + chunk * step.of_chunk;
+        for (int c = 0; c < step.of_chunk; c += LCTX_VL) {
             const lctx_vi own = (lctx_vload_words(first + c) <= chunk) & (lctx_vload_words(end + c) > chunk);
             lctx_vstore(to + c, own ? lctx_vload(most + c) + lctx_vlog2(lctx_vload(sum + c)) : lctx_vload(to + c));
         }

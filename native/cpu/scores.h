@@ -9,14 +9,18 @@
 #include "index.h"
 #include "rank.h"
 
-// Tokens [first, first + n_token) of one sequence, and one list of keys or summaries. Column i is token first + i / n_head and head
-// head0 + i % n_head.
+// Tokens [first, first + n_token) of one sequence, and one list of keys or summaries. A column is a token and one of the heads from head0
+// on; with step > 1 it is one of every step tokens, another one for each head of the KV head.
 struct lctx_select_tile {
     int32_t first, n_token;
     int list, head0, n_head;
+    int step = 1, before = 0;  // heads of the KV head before head0
 
-    int n_column() const { return n_token * n_head; }
-    int32_t token(int column) const { return first + column / n_head; }
+    int n_column() const { return n_token / step * n_head; }
+    int32_t token(int column) const {
+        const int skew = (before + column % n_head) % step;
+        return first + (step - skew) % step + column / n_head * step;
+    }
     int head(int column) const { return head0 + column % n_head; }
 };
 
@@ -62,7 +66,7 @@ struct lctx_select_scratch {
     float * k;         // [BLOCK][query_dim] summaries; or words of a group
     float * few;       // [FEW_COLUMNS][BLOCK] scores of few columns
     float * many;      // [2][BLOCK][MAX_COLUMNS] scores of the others and of outliers; or of the rows of a group
-    int32_t * chosen;  // [n_free]
+    int32_t * chosen;  // [n_free or n_shared]
 
     static int n_chunk_max(const lctx_select_args & a) { return a.n_chunk_max + 1; }
     static size_t n_queries(const lctx_select_args & a) {
@@ -75,7 +79,8 @@ struct lctx_select_scratch {
     static size_t size(const lctx_select_args & a) {
         const size_t n = lctx_score_steps::n_float(a, LCTX_MAX_COLUMNS) + (2 + LCTX_VL) * (size_t)lctx_n_key(n_chunk_max(a)) +
                          n_queries(a) + lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim) + (size_t)(LCTX_MOST_SUM + 1) * a.head_dim +
-                         n_keys(a) + (LCTX_FEW_COLUMNS + 2 * LCTX_MAX_COLUMNS) * LCTX_BLOCK + (size_t)a.chunks.n_free;
+                         n_keys(a) + (LCTX_FEW_COLUMNS + 2 * LCTX_MAX_COLUMNS) * LCTX_BLOCK +
+                         (size_t)std::max(a.chunks.n_free, a.chunks.n_shared);
         return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
     lctx_select_scratch(char * base, const lctx_select_args & a) {
@@ -97,14 +102,14 @@ struct lctx_select_scratch {
 
 // ---- queries ----
 
-// The query of a column, seen from the angle of a slot; by attention as the model made it (the authors' code). to: [head_dim].
-static inline void lctx_column_query(const lctx_select_args & a, const lctx_select_tile & t, int column, int slot, float * to) {
+// The query of a column, seen from the angle of a segment; by attention as the model made it (the authors' code). to: [head_dim].
+static inline void lctx_column_query(const lctx_select_args & a, const lctx_select_tile & t, int column, int segment, float * to) {
     const int32_t token = t.token(column);
     const float * q = (const float *)(a.q + t.head(column) * a.q_head_stride + token * a.q_token_stride);
     if (a.chunks.by_attention()) {
         memcpy(to, q, a.head_dim * sizeof(float));
     } else {
-        const float * cs = a.angles + (size_t)lctx_range_of(a, token, slot).angle * a.n_dims;
+        const float * cs = a.angles + (size_t)a.segs[(size_t)token * a.chunks.n_given() + segment].angle * a.n_dims;
         lctx_rotate_row(q, to, a.head_dim, cs, a.n_dims, a.rope_mode);
     }
 }
@@ -145,7 +150,7 @@ struct lctx_query_columns {
 
   private:
     void set(const lctx_select_tile & t, int c, int slot) const {
-        lctx_column_query(a, t, c, slot, w.rotated);
+        lctx_column_query(a, t, c, a.chunks.n_run + slot, w.rotated);
         lctx_wide_query(a, w.rotated, w.wide);
         columns.set(c, w.wide, 1.0f);
         if (a.chunks.summary().has_outlier) {

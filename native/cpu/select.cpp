@@ -1,7 +1,8 @@
 // *select*: every query scores the far chunks of its base at their angles and keeps the best (LongHeads, eq. 3).
 #include "ggml-cpu-impl.h"
-#include "key-scores.h"
-#include "scores.h"
+#include "tile-scores.h"
+
+#include <optional>
 
 namespace {
 
@@ -117,7 +118,7 @@ void choose(const lctx_select_args & a, int32_t token, const lctx_chunk_range & 
     if (n > 0) {
         lctx_take_best(scores, all.first, all.end, n, w.keys, w.chosen);
     }
-    lctx_segment * dst = a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment();
+    lctx_segment * dst = a.choices().alone(a.choices().index(token), choice);
     (a.chunks.packed ? write_packed : write_chunks)(a, token, w.chosen, n, dst);
 }
 
@@ -135,11 +136,29 @@ void turn(const float * s, int64_t stride, const lctx_chunk_range & r, int64_t r
     }
 }
 
-// Choices of the tile from its scores.
+// sum += the weights of chunks [r.first, r.end) in the attention of a head: 2^score over the sum with what it reads anyway, 2^reference.
+void add_weights(const float * scores, const lctx_chunk_range & r, float reference, float * sum) {
+    float most = reference;
+    for (int i = r.first; i < r.end; i++) {
+        most = scores[i] > most ? scores[i] : most;
+    }
+    const auto weight = [&](float score) { return lctx_vexp2(lctx_vset(score - most))[0]; };
+    float all = weight(reference);
+    for (int i = r.first; i < r.end; i++) {
+        all += scores[i] == scores[i] ? weight(scores[i]) : 0.0f;
+    }
+    for (int i = r.first; i < r.end; i++) {
+        sum[i] += scores[i] == scores[i] ? weight(scores[i]) / all : NAN;
+    }
+}
+
+// Choices of the tile from its scores. Heads that choose together add their weights, by summaries their scores.
 void choose_tile(const lctx_select_args & a, const lctx_select_tile & t, const float * s, const lctx_select_scratch & w) {
     const lctx_score_steps step(a, t.n_column());
     const int64_t room = lctx_n_key(w.n_chunk_max(a));
     const lctx_chunk_range all = candidates(a, t);
+    const bool by_weights = a.chunks.by_group && a.chunks.by_keys();
+    const std::optional<lctx_reference> reference = by_weights ? std::make_optional<lctx_reference>(a, t, w) : std::nullopt;
     for (int c = 0; c < t.n_column(); c++) {
         if (!step.few() && c % LCTX_VL == 0) {
             turn(s + c, step.of_chunk, all, room, w.turned);
@@ -150,8 +169,14 @@ void choose_tile(const lctx_select_args & a, const lctx_select_tile & t, const f
             choose(a, t.token(c), own, scores, t.head(c), w);
             continue;
         }
-        for (int i = own.first; i < own.end; i++) {
-            w.sum[i] = (c % t.n_head == 0 ? 0.0f : w.sum[i]) + scores[i];
+        if (c % t.n_head == 0) {
+            std::fill(w.sum + own.first, w.sum + own.end, 0.0f);
+        }
+        if (by_weights) {
+            add_weights(scores, own, reference->at(c), w.sum);
+        }
+        for (int i = own.first; !by_weights && i < own.end; i++) {
+            w.sum[i] += scores[i];
         }
         if (c % t.n_head == t.n_head - 1) {
             choose(a, t.token(c), own, w.sum, t.list, w);
@@ -165,8 +190,12 @@ void choose_tile(const lctx_select_args & a, const lctx_select_tile & t, const f
 template <typename F> void each_tile(const lctx_select_args & a, int32_t n_most, F && f) {
     const int n_head = a.n_head / a.n_list;
     for (int32_t first = 0, end = 0, job = 0; first < a.n_tokens; first = end) {
-        while (end < a.n_tokens && end - first < n_most && a.rows[end].seq == a.rows[first].seq) {
+        while (end < a.n_tokens && end - first < n_most && a.rows[end].seq == a.rows[first].seq && a.choices().is_alone(end)) {
             end++;
+        }
+        if (end == first) {
+            end++;  // of a tile that shares its chunks
+            continue;
         }
         for (int list = 0; list < a.n_list; list++) {
             f(lctx_select_tile{first, end - first, list, list * n_head, n_head}, job++);
@@ -187,7 +216,7 @@ void select_tiles(const ggml_compute_params * params, const lctx_select_args & a
 // Few tokens: all threads score every tile, which has one token.
 bool is_shared(const lctx_select_args & a) {
     constexpr int FEW_TILES = 64;
-    return a.n_tokens * a.n_list < FEW_TILES;
+    return a.choices().n_alone() * a.n_list < FEW_TILES;
 }
 
 // Floats for the scores of one such tile.
@@ -215,18 +244,85 @@ void select_shared(const ggml_compute_params * params, const lctx_select_args & 
     });
 }
 
+// ---- tiles that share their chunks ----
+
+// Floats for the values of a tile's chunks.
+int64_t n_value(const lctx_select_args & a) {
+    return lctx_round_up(a.n_chunk_max, LCTX_VL);
+}
+
+// What readers need of the tokens of a tile next to its lists.
+void write_given(const lctx_select_args & a, int32_t tile) {
+    const lctx_written_choices choices = a.choices();
+    choices.firsts()[tile] = a.tiles[tile];
+    std::copy_n(a.segs + (size_t)a.tiles[tile] * a.chunks.n_given(), (size_t)a.chunks.tile * a.chunks.n_given(), choices.given(tile, 0));
+}
+
+// The values of some chunks of a tile.
+void value_part(const lctx_select_args & a, int32_t tile, int list, const lctx_chunk_range & some, float * values,
+                const lctx_select_scratch & w) {
+    const int n_head = a.n_head / a.n_list, n_most = LCTX_MAX_COLUMNS / (a.chunks.tile / a.chunks.step);
+    std::fill(values + some.first, values + some.end, -INFINITY);
+    for (int before = 0; before < n_head && !some.empty(); before += n_most) {
+        const lctx_select_tile t = {a.tiles[tile], a.chunks.tile, list, list * n_head + before, std::min(n_most, n_head - before),
+                                    a.chunks.step, before};
+        lctx_tile_values(a, t, some, values, w);
+    }
+}
+
+// The list of a tile: the best chunks that lie in a far range, ascending, then -1.
+void write_list(const lctx_select_args & a, int32_t tile, int list, const float * values, const lctx_select_scratch & w) {
+    const lctx_chunk_range all = candidates(a, a.tiles[tile]);
+    const int n = all.empty() ? 0 : std::min(a.chunks.n_shared, all.end - all.first);
+    int32_t *to = a.choices().list(tile, list), *end = to + a.chunks.n_shared;
+    if (n > 0) {
+        lctx_take_best(values, all.first, all.end, n, w.keys, w.chosen);
+    }
+    for (int i = 0; i < n; i++) {
+        if (slot_of(a, a.tiles[tile], w.chosen[i]) >= 0) {
+            *to++ = w.chosen[i];
+        }
+    }
+    std::fill(to, end, -1);
+}
+
+// values: [n_tile][n_list][n_value].
+void select_lists(const ggml_compute_params * params, const lctx_select_args & a, float * values, const lctx_select_scratch & w) {
+    constexpr int PARTS = 4;  // of all lists for each thread, at least
+    const int n_list = a.n_tile * a.n_list, n_part = (int)lctx_ceil_div(PARTS * params->nth, n_list);
+    for (int job = params->ith; job < n_list * n_part; job += params->nth) {
+        const int index = job / n_part, tile = index / a.n_list, part = job % n_part;
+        if (part == 0 && index % a.n_list == 0) {
+            write_given(a, tile);
+        }
+        const lctx_chunk_range all = candidates(a, a.tiles[tile]);
+        const int n = std::max(0, all.end - all.first), first = all.first + n * part / n_part, end = all.first + n * (part + 1) / n_part;
+        value_part(a, tile, index % a.n_list, {first, end}, values + index * n_value(a), w);
+    }
+    ggml_barrier(params->threadpool);
+    for (int index = params->ith; index < n_list; index += params->nth) {
+        write_list(a, index / a.n_list, index % a.n_list, values + index * n_value(a), w);
+    }
+}
+
 }  // namespace
 
 size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks) {
-    const size_t shared = is_shared(args) ? n_shared_float(args) * args.n_tokens * args.n_list * sizeof(float) : 0;
-    return LCTX_CACHE_LINE + lctx_select_scratch::size(args) * n_tasks + shared;
+    const int64_t n_shared = is_shared(args) ? (int64_t)n_shared_float(args) * args.choices().n_alone() * args.n_list : 0;
+    const int64_t n_values = args.n_tile * args.n_list * n_value(args);
+    return LCTX_CACHE_LINE + lctx_select_scratch::size(args) * n_tasks + std::max(n_shared, n_values) * sizeof(float);
 }
 
 void lctx_cpu_select(const ggml_compute_params * params, const lctx_select_args & args) {
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     const lctx_select_scratch w(base + params->ith * lctx_select_scratch::size(args), args);
+    auto * shared = (float *)(base + params->nth * lctx_select_scratch::size(args));
+    if (args.n_tile > 0) {
+        select_lists(params, args, shared, w);
+        ggml_barrier(params->threadpool);
+    }
     if (is_shared(args)) {
-        return select_shared(params, args, (float *)(base + params->nth * lctx_select_scratch::size(args)), w);
+        return select_shared(params, args, shared, w);
     }
     select_tiles(params, args, w);
 }

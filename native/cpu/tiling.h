@@ -20,15 +20,16 @@ struct lctx_tiling {
     int n_item;      // items of a tile at most
     bool is_whole;   // chunks are read as a whole: runs are not
 
-    const int32_t * token_start = nullptr;  // first token of every token tile, and the end
+    const int32_t * token_run = nullptr;  // first token of every token tile, and how many
     int n_token_tile = 0;
 
     explicit lctx_tiling(const lctx_attend_args & a) : n_rep(a.n_head / a.n_head_kv) {
+        const int32_t n_tokens = std::max(1, a.choices().n_alone());
         if (a.params.chunk_size > 0) {
             const int n_wanted = (int)lctx_ceil_div(WANTED, a.n_head_kv);
             const int most = std::max(1, MAX_STATES / n_rep);
             tile_heads = n_rep;
-            tile_tokens = std::min(std::max((int)lctx_ceil_div(a.n_tokens, n_wanted), MIN_TOKENS), most);
+            tile_tokens = std::min(std::max((int)lctx_ceil_div(n_tokens, n_wanted), MIN_TOKENS), most);
             const int n_chunk = (int)lctx_ceil_div((int64_t)a.cache.table.head_stride << a.cache.table.shift, a.params.chunk_size);
             n_run = a.params.n_run;
             is_whole = n_run > 0;
@@ -39,20 +40,23 @@ struct lctx_tiling {
             n_run = n_bucket = a.n_seg;
             is_whole = false;
         }
-        tile_tokens = std::min(tile_tokens, a.n_tokens);
+        tile_tokens = std::min(tile_tokens, n_tokens);
         n_head_tile = (int)lctx_ceil_div(n_rep, tile_heads);
         max_column = lctx_round_up(tile_heads * tile_tokens, LCTX_VL);
         n_item = is_merged(tile_heads * tile_tokens) ? std::min(n_bucket, n_run + tile_heads * tile_tokens * (a.n_seg - n_run)) : n_bucket;
     }
     // Lists of few columns are merged, those of many are sorted by bucket.
     static bool is_merged(int n_column) { return n_column <= LCTX_FEW_COLUMNS; }
-    // A tile ends where the sequence changes. cut: int32 [n_tokens + 2].
+    // A tile ends where the sequence changes; tokens that share a list are in none. cut: int32 [cut_size].
+    static size_t cut_size(const lctx_attend_args & a) { return 2 * (size_t)a.n_tokens + 1; }
     void cut_tokens(const lctx_attend_args & a, int32_t * cut) const {
-        lctx_cut_tokens(a.n_tokens, tile_tokens, cut, [&](int32_t i) { return a.segs[(int64_t)i * a.n_choice * a.n_seg].seq; });
+        const lctx_choices choices = a.choices();
+        lctx_cut_tokens(a.n_tokens, tile_tokens, cut,
+                        [&](int32_t i) { return choices.is_alone(i) ? choices.alone(choices.index(i), 0)->seq : -1; });
     }
     void use_cut(const int32_t * cut) {
         n_token_tile = cut[0];
-        token_start = cut + 1;
+        token_run = cut + 1;
     }
     int tiles_per_head() const { return n_head_tile * n_token_tile; }
     // Columns of one product.
@@ -63,13 +67,11 @@ struct lctx_tiling {
 struct lctx_tile {
     int head_kv, head0, n_head, token0, n_token, n_column;
 
-    lctx_tile(const lctx_tiling & t, int head_kv, int head_tile, int token_tile) : head_kv(head_kv) {
-        token0 = t.token_start[token_tile];
-        n_token = t.token_start[token_tile + 1] - token0;
-        head0 = head_kv * t.n_rep + head_tile * t.tile_heads;
-        n_head = std::min(t.tile_heads, t.n_rep - head_tile * t.tile_heads);
-        n_column = n_head * n_token;
-    }
+    lctx_tile(const lctx_tiling & t, int head_kv, int head_tile, int token_tile)
+        : lctx_tile(head_kv, head_kv * t.n_rep + head_tile * t.tile_heads, std::min(t.tile_heads, t.n_rep - head_tile * t.tile_heads),
+                    t.token_run[2 * token_tile], t.token_run[2 * token_tile + 1]) {}
+    lctx_tile(int head_kv, int head0, int n_head, int token0, int n_token)
+        : head_kv(head_kv), head0(head0), n_head(n_head), token0(token0), n_token(n_token), n_column(n_head * n_token) {}
     int token(int column) const { return token0 + column / n_head; }
     int head(int column) const { return head0 + column % n_head; }
 };

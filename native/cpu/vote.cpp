@@ -187,17 +187,49 @@ void vote_together(const ggml_compute_params * params, const lctx_vote_args & v,
     }
 }
 
+// The same votes with the lists of tiles written out for every token, at `segs` if there are any.
+lctx_vote_args expanded(const lctx_vote_args & args, lctx_segment * segs) {
+    lctx_vote_args all = args;
+    if (args.attend.params.tiles.n_tile > 0) {
+        all.attend.n_seg = args.attend.choices().n_expanded(args.attend.params.n_run);
+        all.attend.segs = segs;
+        all.attend.params.tiles.n_tile = 0;
+    }
+    return all;
+}
+
+size_t expanded_size(const lctx_vote_args & args) {
+    const lctx_attend_args a = expanded(args, nullptr).attend;
+    return args.attend.params.tiles.n_tile > 0 ? (size_t)a.n_tokens * a.n_choice * a.n_seg * sizeof(lctx_segment) : 0;
+}
+
+// segs: [n_tokens][n_choice][n_seg] of `all`.
+void expand(const ggml_compute_params * params, const lctx_attend_args & from, const lctx_attend_args & all, lctx_segment * segs) {
+    for (int32_t token = params->ith; token < all.n_tokens && from.params.tiles.n_tile > 0; token += params->nth) {
+        for (int32_t i = 0; i < all.n_choice * all.n_seg; i++) {
+            segs[(int64_t)token * all.n_choice * all.n_seg + i] =
+                lctx_expanded(from.choices(), from.params.n_run, from.params.chunk_size, token, i / all.n_seg, i % all.n_seg);
+        }
+    }
+    ggml_barrier(params->threadpool);
+}
+
 }  // namespace
 
 size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks) {
-    const lctx_attend_args & a = args.attend;
-    return LCTX_CACHE_LINE + scratch::size(a) * n_tasks + schedule(a, n_tasks).size() + (a.n_tokens + 2) * sizeof(int32_t);
+    const lctx_attend_args a = expanded(args, nullptr).attend;
+    return LCTX_CACHE_LINE + expanded_size(args) + scratch::size(a) * n_tasks + schedule(a, n_tasks).size() +
+           lctx_tiling::cut_size(a) * sizeof(int32_t);
 }
 
-void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & args) {
-    const lctx_attend_args & a = args.attend;
-    schedule g(a, params->nth);
+void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & given) {
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
+    auto * segs = (lctx_segment *)base;
+    base += expanded_size(given);
+    const lctx_vote_args args = expanded(given, segs);
+    const lctx_attend_args & a = args.attend;
+    expand(params, given.attend, a, segs);
+    schedule g(a, params->nth);
     const scratch w(base + params->ith * scratch::size(a), a);
     char * buffers = base + params->nth * scratch::size(a);
     int32_t * cut = (int32_t *)(buffers + g.size());

@@ -107,7 +107,7 @@ static inline int lctx_together(const lctx_attend_args & a, const lctx_tile & ti
 
 // The first segment of the list of a column.
 static inline int64_t lctx_first_segment(const lctx_attend_args & a, const lctx_tile & tile, int column) {
-    return ((int64_t)tile.token(column) * a.n_choice + tile.head(column) / (a.n_head / a.n_choice)) * a.n_seg;
+    return ((int64_t)a.choices().index(tile.token(column)) * a.n_choice + tile.head(column) / (a.n_head / a.n_choice)) * a.n_seg;
 }
 
 // Writes items in their order. Columns that read the same are together, and have one list.

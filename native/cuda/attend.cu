@@ -3,6 +3,7 @@
 // kernel.
 #include "blocks.h"
 #include "decode.h"
+#include "expand.h"
 #include "hadamard.h"
 #include "partial-states.h"
 
@@ -342,6 +343,9 @@ void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_ar
 }
 
 size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend_args & args) {
+    if (const size_t expanded = lctx_cuda_expanded_size(args)) {
+        return expanded + lctx_cuda_attend_wsize(device, lctx_cuda_expanded(args, nullptr));
+    }
     if (lctx_cuda_decodes(args)) {
         return lctx_cuda_decode_wsize(device, args);
     }
@@ -354,6 +358,9 @@ size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend
 }
 
 void lctx_cuda_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args) {
+    if (args.params.tiles.n_tile > 0) {
+        return lctx_cuda_run_expanded(queue, args, lctx_cuda_attend);
+    }
     if (lctx_cuda_decodes(args)) {
         return lctx_cuda_decode(queue, args);
     }

@@ -1,25 +1,23 @@
 // How *select* chooses among scored chunks.
 #pragma once
 
-#include "scores.h"
-
-#include <cfloat>
+#include "chosen.h"
 
 static __device__ inline uint32_t lctx_lanes_below() {
     return (1u << lctx_lane()) - 1;
 }
 
-// What WARPS warps choose for one token and choice: all threads of the block, or each warp of it something of its own.
-template <int WARPS> struct lctx_chooser {
+// What WARPS warps choose for one token and choice, or one tile and KV head: all threads of the block, or each warp of it something of its
+// own. R: lctx_chosen_segments or lctx_chosen_list.
+template <int WARPS, typename R> struct lctx_chooser {
     const lctx_select_args & a;
-    int32_t token;
-    lctx_segment * dst;  // [n_segment]
-    float * scores;      // [n_head / n_choice][n_chunk_max]
-    uint32_t * keys;     // what takes the place of the first of them: larger for a better candidate
+    R result;
+    float * scores;   // [n_head / n_choice][n_chunk_max]
+    uint32_t * keys;  // what takes the place of the first of them, or is there from the beginning: larger for a better candidate
     lctx_chunk_range all;
 
     static constexpr int STEP = WARPS * LCTX_WARP;
-    static constexpr uint32_t EMPTY = 1;                 // key of a chunk that has no rows any more, or is in no range
+    static constexpr uint32_t EMPTY = lctx_choice_key::EMPTY;
     static constexpr int DIGIT = 8, N_BIN = 1 << DIGIT;  // bits of a key that a pass sorts by
 
     // What is chosen: keys above `least`, and the first `rest` of those that are `least`.
@@ -32,13 +30,8 @@ template <int WARPS> struct lctx_chooser {
         int first, end, n_above, n_at;
     };
 
-    __device__ lctx_chooser(const lctx_select_args & a, int32_t token, float * scores, int choice)
-        : a(a),
-          token(token),
-          dst(a.dst + ((size_t)token * a.n_choice + choice) * a.chunks.n_segment()),
-          scores(scores),
-          keys((uint32_t *)scores),
-          all(take_ranges()) {}
+    __device__ lctx_chooser(const lctx_select_args & a, const R & result, void * scores)
+        : a(a), result(result), scores((float *)scores), keys((uint32_t *)scores), all(take_ranges()) {}
 
     // Bytes of shared memory: the bins of a pass, what the warps of a block count, and the ranges of the token.
     static size_t shared(const lctx_select_args & a) { return FIXED + a.chunks.n_range * sizeof(lctx_chunk_range); }
@@ -52,7 +45,7 @@ template <int WARPS> struct lctx_chooser {
     // Divide once: every chunk is looked up among the ranges. Returns from the first chunk of all to the last.
     __device__ lctx_chunk_range take_ranges() const {
         for (int slot = thread(); slot < a.chunks.n_range; slot += STEP) {
-            ranges()[slot] = lctx_chunk_range(a, token, slot);
+            ranges()[slot] = lctx_chunk_range(a, result.token, slot);
         }
         sync();
         lctx_chunk_range all;
@@ -101,9 +94,7 @@ template <int WARPS> struct lctx_chooser {
     }
     __device__ void make_keys() const {
         each_of(scores, all.first + thread(), all.end, STEP, [&](int c, float of_first) {
-            const float s = slot_of(c) < 0 ? NAN : score(c, of_first);
-            const uint32_t bits = s == 0.0f ? 0 : lctx_as_uint(fmaxf(s, -FLT_MAX));  // one zero
-            keys[c] = s != s ? EMPTY : bits >> 31 ? ~bits : bits | 1u << 31;
+            keys[c] = lctx_choice_key::of(slot_of(c) < 0 ? NAN : score(c, of_first));
         });
         sync();
     }
@@ -155,16 +146,7 @@ template <int WARPS> struct lctx_chooser {
         return {prefix, n};
     }
 
-    __device__ static void put(lctx_segment * to, int32_t row0, int32_t row1, int32_t angle, int32_t seq) {
-        *(uint4 *)to = {(unsigned)row0, (unsigned)row1, (unsigned)angle, (unsigned)seq};
-    }
-    // Write chunk `chunk` as segment i after the runs; one lane.
-    __device__ void put_chunk(int chunk, int slot, int i) const {
-        const int size = a.chunks.chunk_size;
-        const lctx_segment & r = lctx_range_of(a, token, slot);
-        put(dst + a.chunks.n_run + i, chunk * size, (chunk + 1) * size, r.angle, r.seq);
-    }
-    // Write those of chunks [first, end) that the cut leaves as segments from n on; returns the segment after the last. One warp.
+    // Write those of chunks [first, end) that the cut leaves as the result from number n on; returns the number after the last. One warp.
     __device__ int put_chunks(cut c, int first, int end, int n) const {
         constexpr int AT_ONCE = 4;
         for (; first < end; first += AT_ONCE * LCTX_WARP) {
@@ -188,7 +170,7 @@ template <int WARPS> struct lctx_chooser {
         const int slot = is_taken ? slot_of(chunk) : -1;
         const uint32_t written = lctx_ballot(slot >= 0);
         if (slot >= 0) {
-            put_chunk(chunk, slot, n + __popc(written & lctx_lanes_below()));
+            result.put_chunk(chunk, slot, n + __popc(written & lctx_lanes_below()));
         }
         n += __popc(written);
         c.rest -= __popc(at);
@@ -216,20 +198,12 @@ template <int WARPS> struct lctx_chooser {
         }
         put_chunks(c, mine.first, mine.end, n);
     }
-    // Write the runs, and empty segments after the n chunks; one warp.
-    __device__ void put_rest(int n) const {
-        const int n_run = a.chunks.n_run, n_given = a.chunks.n_given();
-        for (int i = lctx_lane(); i < n_run; i += LCTX_WARP) {
-            *(uint4 *)(dst + i) = *(const uint4 *)(a.segs + (size_t)token * n_given + i);
-        }
-        for (int i = n_run + n + lctx_lane(); i < a.chunks.n_segment(); i += LCTX_WARP) {
-            put(dst + i, 0, 0, 0, a.rows[token].seq);
-        }
-    }
     __device__ void run() const {
-        int n = all.empty() ? 0 : lctx_min(a.chunks.n_free, all.end - all.first);
+        int n = all.empty() ? 0 : lctx_min(result.n_most(), all.end - all.first);
         if (n > 0) {
-            make_keys();
+            if constexpr (!R::HAS_KEYS) {
+                make_keys();
+            }
             const cut c = find_cut(n);
             if (WARPS > 1 && c.least > EMPTY) {  // each of the n is in a range
                 put_tallies(c);
@@ -238,7 +212,7 @@ template <int WARPS> struct lctx_chooser {
             }
         }
         if (thread() < LCTX_WARP) {
-            put_rest(n);
+            result.put_rest(n);
         }
     }
 };

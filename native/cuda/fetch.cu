@@ -1,6 +1,7 @@
 // *fetch*: bring the units that the batch reads close, the least recently read ones making room. One block of threads per KV head decides,
 // then one launch copies all units of the layer; where they come from may be memory of the host that the device can read.
 #include "../ops/cache.h"
+#include "expand.h"
 #include "kernels.h"
 
 namespace {
@@ -221,7 +222,7 @@ __global__ void copy(const lctx_fetch_args a, const jobs in) {
 }  // namespace
 
 size_t lctx_cuda_fetch_wsize(const lctx_cuda_device &, const lctx_fetch_args & args) {
-    return args.n_head_kv * jobs{nullptr, args.params.n_staged}.size() * sizeof(int32_t);
+    return lctx_cuda_expanded_size(args) + args.n_head_kv * jobs{nullptr, args.params.n_staged}.size() * sizeof(int32_t);
 }
 
 size_t lctx_cuda_fetch_shared(const lctx_fetch_args & args) {
@@ -229,6 +230,9 @@ size_t lctx_cuda_fetch_shared(const lctx_fetch_args & args) {
 }
 
 void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args) {
+    if (args.params.tiles.n_tile > 0) {
+        return lctx_cuda_run_expanded(queue, args, lctx_cuda_fetch);
+    }
     const jobs list = {(int32_t *)queue.work, args.params.n_staged};
     lctx_launch(decide, dim3(args.n_head_kv), THREADS, lctx_cuda_fetch_shared(args), queue.stream, args, list);
     lctx_launch(copy, dim3(2 * args.params.n_staged, args.n_head_kv), THREADS, 0, queue.stream, args, list);

@@ -35,4 +35,8 @@ struct lctx_key_order {
         const int byte = (step / steps(bits) * 4 + t) * lctx_index_shape::WORD + pair / per_byte * 2 + i % 2;
         return byte < n_code ? pair % per_byte * n_code + byte : -1;
     }
+    // The index of the first of the two channels that a pair of a word of codes has.
+    LCTX_HD static int index(int bits, int word, int pair) {
+        return (word / 4 * steps(bits) + pair / 2) * 16 + pair % 2 * 8 + word % 4 * 2;
+    }
 };

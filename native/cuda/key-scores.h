@@ -11,6 +11,15 @@ namespace {
 
 // ---- queries ----
 
+// A query, seen from an angle; channel d by lane d % 32. to: [head_dim].
+__device__ void rotate_query(const lctx_select_args & a, int32_t token, int head, int32_t angle, float * to) {
+    const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
+    const float * cs = a.angles + (size_t)angle * a.n_dims;
+    for (int d = lctx_lane(); d < a.head_dim; d += LCTX_WARP) {
+        to[d] = lctx_rotated(q, d, cs, a.n_dims, a.rope_mode);
+    }
+}
+
 // Round a query to bytes, as the CPU's lctx_index_round; q is in shared memory. A warp.
 __device__ void round_query(const lctx_select_args & a, float * q, lctx_key_query * to) {
     lctx_transform_row(q, a.head_dim, a.index.hadamard());
@@ -39,7 +48,8 @@ __device__ void round_query(const lctx_select_args & a, float * q, lctx_key_quer
 // What a block knows of a column: it scores chunks [first, end), and where.
 struct key_column {
     int first, end;
-    float * scores;  // [n_chunk_max]
+    float * scores;   // [n_chunk_max]; of a tile its keys
+    float reference;  // of a query that is compared for a tile
 };
 
 // log(sum of exp) in two numbers: the largest value, and the sum of exp(value - largest).
@@ -83,15 +93,16 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
           columns((key_column *)(queries + COLUMNS * p.query_size)) {}
 
     // Columns after the last repeat it, and score nothing.
-    __device__ int token(int column) const { return lctx_min(first + column, n_all - 1) / n_head; }
+    __device__ int index(int column) const { return lctx_min(first + column, n_all - 1) / n_head; }
     __device__ int head(int column) const { return list * n_head + lctx_min(first + column, n_all - 1) % n_head; }
+    __device__ int32_t token(int column) const { return p.token(a, index(column), head(column)); }
     __device__ lctx_key_query * query(int column) const { return (lctx_key_query *)(queries + column * p.query_size); }
 
     // The next of the sequences that the columns are of.
     __device__ int32_t next_seq(int32_t last) const {
         int32_t next = INT_MAX;
         for (int column = lctx_lane(); column < COLUMNS; column += LCTX_WARP) {
-            const int32_t seq = a.rows[p.first + token(column)].seq;
+            const int32_t seq = a.rows[token(column)].seq;
             next = seq > last ? lctx_min(next, seq) : next;
         }
         return lctx_warp_min(next);
@@ -101,20 +112,26 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
     __device__ void take_columns(int32_t seq, int slot) const {
         __syncthreads();  // all have read the columns before these
         for (int column = lctx_warp(); column < COLUMNS; column += WARPS) {
-            const char * from = p.query(a, token(column), head(column), slot);
+            const char * from = p.query(a, index(column), head(column), slot);
             for (int at = 16 * lctx_lane(); at < (int)p.query_size; at += 16 * LCTX_WARP) {
                 lctx_copy_16((char *)query(column) + at, from + at);
             }
         }
         lctx_copy_end_group();
         for (int column = (int)threadIdx.x; column < COLUMNS; column += (int)blockDim.x) {
-            const int i = token(column);
-            const bool is_of_seq = first + column < n_all && a.rows[p.first + i].seq == seq;
-            const lctx_chunk_range r = is_of_seq ? lctx_chunk_range(a, p.first + i, slot) : lctx_chunk_range(0, 0);
-            columns[column] = {r.first, r.end, p.scores_of(a, i, head(column))};
+            const bool is_of_seq = first + column < n_all && a.rows[token(column)].seq == seq;
+            const lctx_chunk_range r = is_of_seq ? lctx_chunk_range(a, token(column), slot) : lctx_chunk_range(0, 0);
+            columns[column] = column_of(index(column), head(column), r);
         }
         lctx_copy_wait<0>();
         __syncthreads();
+    }
+
+    __device__ key_column column_of(int i, int its_head, const lctx_chunk_range & r) const {
+        if (p.n_compared > 0) {
+            return {r.first, r.end, (float *)p.keys_of(a, i / p.n_compared, list), p.reference(a, i, its_head)};
+        }
+        return {r.first, r.end, p.scores_of(a, i, its_head), 0.0f};
     }
 
     // Chunks that any column scores.
@@ -220,12 +237,25 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         });
     }
 
+    // The value of a chunk for a tile grows to what a column gives it. What is read first may be old, and then it is less.
+    __device__ __forceinline__ static void raise(uint32_t * key, float value) {
+        const uint32_t its_key = lctx_choice_key::of(value);
+        if (its_key > *key) {
+            atomicMax(key, its_key);
+        }
+    }
+
     // The lane of each chunk writes its scores.
     __device__ __forceinline__ void put_scores(int chunk0, const log_sum (&logs)[TILES][2]) const {
         const int chunk = chunk0 + lctx_lane() % 4;
         each_column([&](int tile, int h) {
             const key_column & column = columns[16 * tile + lctx_lane() / 4 + 8 * h];
-            if (chunk >= column.first && chunk < column.end) {
+            if (chunk < column.first || chunk >= column.end) {
+                return;
+            }
+            if (p.n_compared > 0) {
+                raise((uint32_t *)column.scores + chunk, logs[tile][h].most - column.reference);
+            } else {
                 column.scores[chunk] = logs[tile][h].value();
             }
         });
@@ -299,7 +329,7 @@ void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a
 // Few columns: as many rows as possible are on their way. Many: they share what codes become.
 template <int BITS> void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
     const bool fits = key_scorer<BITS, 4, 1>::shared(p) <= queue.device.max_shared;
-    if (fits && a.n_tokens * (a.n_head / a.n_list) > key_scorer<BITS, 1, 4>::COLUMNS) {
+    if (fits && p.n_all * (a.n_head / a.n_list) > key_scorer<BITS, 1, 4>::COLUMNS) {
         launch_key_scores<BITS, 4, 1>(queue, a, p);
     } else {
         launch_key_scores<BITS, 1, 4>(queue, a, p);

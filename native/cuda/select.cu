@@ -1,8 +1,8 @@
 // *select*: every query scores the far chunks of its base at their angles and keeps the best (LongHeads, eq. 3).
 //
-// ../ops/summaries.h says what a score is.
+// ../ops/summaries.h says what a score is. Of tiles, some queries are compared, and a list of chunks is chosen for each KV head.
 #include "choose.h"
-#include "key-scores.h"
+#include "references.h"
 
 namespace {
 
@@ -15,29 +15,23 @@ constexpr int CHOICE_WARPS = 32;  // of a block that has one choice: few blocks 
 
 // ---- queries ----
 
-// A query, seen from the angle of a slot; channel d by lane d % 32. to: [head_dim].
-__device__ void rotate_query(const lctx_select_args & a, int32_t token, int head, int slot, float * to) {
-    const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
-    const float * cs = a.angles + (size_t)lctx_range_of(a, token, slot).angle * a.n_dims;
-    for (int d = lctx_lane(); d < a.head_dim; d += LCTX_WARP) {
-        to[d] = lctx_rotated(q, d, cs, a.n_dims, a.rope_mode);
-    }
-}
-
 // A warp for a query: head and slot.
 __global__ void prepare_queries(lctx_select_args a, lctx_select_plan p) {
     const int i = (int)blockIdx.x, job = (int)blockIdx.y * PREPARE_WARPS + lctx_warp();
     const int head = job / a.chunks.n_range, slot = job % a.chunks.n_range;
-    const int32_t token = p.first + i;
-    if (head >= a.n_head || lctx_chunk_range(a, token, slot).empty()) {
+    if (head >= a.n_head) {
+        return;
+    }
+    const int32_t token = p.token(a, i, head), angle = lctx_range_of(a, token, slot).angle;
+    if (lctx_chunk_range(a, token, slot).empty()) {
         return;
     }
     char * to = p.query(a, i, head, slot);
     if (!a.chunks.by_keys()) {
-        return rotate_query(a, token, head, slot, (float *)to);
+        return rotate_query(a, token, head, angle, (float *)to);
     }
     float * q = (float *)lctx_shared() + lctx_warp() * a.head_dim;
-    rotate_query(a, token, head, slot, q);
+    rotate_query(a, token, head, angle, q);
     round_query(a, q, (lctx_key_query *)to);
 }
 
@@ -46,12 +40,17 @@ __global__ void prepare_queries(lctx_select_args a, lctx_select_plan p) {
 // What a warp scores: chunks of a list, for token i of the slab.
 struct warp_job {
     int i, list, chunk0;
+    int32_t token;
 
-    __device__ warp_job() : i((int)blockIdx.x), list((int)blockIdx.y), chunk0(((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS) {}
+    __device__ warp_job(const lctx_select_args & a, const lctx_select_plan & p)
+        : i((int)blockIdx.x),
+          list((int)blockIdx.y),
+          chunk0(((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS),
+          token(lctx_select_plan::alone(a, p.first + i)) {}
     // f(slot, chunks) for its chunks.
-    template <typename F> __device__ void each_slot(const lctx_select_args & a, const lctx_select_plan & p, F && f) const {
+    template <typename F> __device__ void each_slot(const lctx_select_args & a, F && f) const {
         for (int slot = 0; slot < a.chunks.n_range; slot++) {
-            const lctx_chunk_range r = lctx_chunk_range(a, p.first + i, slot).within(chunk0, chunk0 + CHUNKS);
+            const lctx_chunk_range r = lctx_chunk_range(a, token, slot).within(chunk0, chunk0 + CHUNKS);
             if (!r.empty()) {
                 f(slot, r);
             }
@@ -108,10 +107,10 @@ __device__ void score_summaries_of(const lctx_select_args & a, const float * que
 }
 
 __global__ void score_summaries(lctx_select_args a, lctx_select_plan p) {
-    const warp_job job;
+    const warp_job job(a, p);
     const int n_head = a.n_head / a.n_list;
-    job.each_slot(a, p, [&](int slot, const lctx_chunk_range & r) {
-        const int32_t seq = a.rows[p.first + job.i].seq;
+    job.each_slot(a, [&](int slot, const lctx_chunk_range & r) {
+        const int32_t seq = a.rows[job.token].seq;
         const char * summaries = a.summaries + job.list * a.summary_head_stride + seq * a.summary_seq_stride;
         for (int h = 0; h < n_head; h++) {
             const int head = job.list * n_head + h;
@@ -132,8 +131,51 @@ template <int N_WARP> __global__ void choose(lctx_select_args a, lctx_select_pla
     const int choice = (int)(job % a.n_choice);
     const int64_t i = job / a.n_choice;
     if (i < p.n_slab) {
-        float * scores = p.scores_of(a, (int)i, choice * (a.n_head / a.n_choice));
-        lctx_chooser<N_WARP>(a, p.first + (int32_t)i, scores, choice).run();
+        const auto index = p.first + (int32_t)i;
+        const lctx_chosen_segments to = {a, lctx_select_plan::alone(a, index), a.choices().alone(index, choice)};
+        lctx_chooser<N_WARP, lctx_chosen_segments>(a, to, p.scores_of(a, (int)i, choice * (a.n_head / a.n_choice))).run();
+    }
+}
+
+// A block of WARPS for a tile and list.
+__global__ void choose_lists(lctx_select_args a, lctx_select_plan p) {
+    const int tile = (int)blockIdx.x, list = (int)blockIdx.y;
+    const lctx_chosen_list to = {a, a.tiles[tile], a.choices().list(tile, list)};
+    lctx_chooser<WARPS, lctx_chosen_list>(a, to, p.keys_of(a, tile, list)).run();
+}
+
+// ---- tiles ----
+
+// What readers need of the tokens of a tile next to its lists. A block for a tile.
+__global__ void write_given(lctx_select_args a) {
+    const lctx_written_choices choices = a.choices();
+    const int tile = (int)blockIdx.x, n_given = a.chunks.n_given();
+    const int32_t first = a.tiles[tile];
+    if (threadIdx.x == 0) {
+        choices.firsts()[tile] = first;
+    }
+    for (int i = (int)threadIdx.x; i < a.chunks.tile * n_given; i += (int)blockDim.x) {
+        choices.given(tile, 0)[i] = a.segs[(size_t)first * n_given + i];
+    }
+}
+
+// No chunk has a value yet. A block for a tile and list.
+__global__ void clear_keys(lctx_select_args a, lctx_select_plan p) {
+    uint32_t * keys = p.keys_of(a, (int)blockIdx.x, (int)blockIdx.y);
+    for (int chunk = (int)threadIdx.x; chunk < a.n_chunk_max; chunk += (int)blockDim.x) {
+        keys[chunk] = lctx_choice_key::EMPTY;
+    }
+}
+
+// ---- launches ----
+
+template <int BITS> void launch_keys(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+    if (p.has_references(a)) {
+        launch_references<BITS>(queue, a, p);
+    }
+    launch_key_scores<BITS>(queue, a, p);
+    if (!p.of_tiles() && p.by_weights(a)) {
+        launch_weights(queue, a, p);
     }
 }
 
@@ -142,7 +184,7 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
     const size_t shared = PREPARE_WARPS * a.head_dim * sizeof(float);
     lctx_launch(prepare_queries, dim3(p.n_slab, n_query), PREPARE_WARPS * LCTX_WARP, shared, queue.stream, a, p);
     if (a.chunks.by_keys()) {
-        return a.index.bits == 1 ? launch_key_scores<1>(queue, a, p) : launch_key_scores<2>(queue, a, p);
+        return a.index.bits == 1 ? launch_keys<1>(queue, a, p) : launch_keys<2>(queue, a, p);
     }
     const dim3 grid(p.n_slab, a.n_list, (unsigned)lctx_div_up(lctx_max(a.n_chunk_max, 1), WARPS * CHUNKS));
     lctx_launch(score_summaries, grid, WARPS * LCTX_WARP, 0, queue.stream, a, p);
@@ -151,32 +193,47 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
 // A block for every choice.
 template <int N_WARP>
 void launch_blocks(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p, int64_t n_job) {
-    lctx_launch(choose<N_WARP>, dim3((unsigned)n_job), N_WARP * LCTX_WARP, lctx_chooser<N_WARP>::shared(a), queue.stream, a, p);
+    const size_t shared = lctx_chooser<N_WARP, lctx_chosen_segments>::shared(a);
+    lctx_launch(choose<N_WARP>, dim3((unsigned)n_job), N_WARP * LCTX_WARP, shared, queue.stream, a, p);
 }
 
 void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
     constexpr int FULL = 32;  // warps of a multiprocessor: fewer wait for memory most of the time
     const int64_t n_job = (int64_t)p.n_slab * a.n_choice;
-    if (a.n_tokens <= FEW) {
+    if (p.n_all <= FEW) {
         launch_blocks<CHOICE_WARPS>(queue, a, p, n_job);
     } else if (n_job < FULL * queue.device.n_multiprocessor) {
         launch_blocks<WARPS>(queue, a, p, n_job);
     } else {
         const dim3 grid((unsigned)lctx_div_up(n_job, CHOOSE_WARPS));
-        lctx_launch(choose<1>, grid, CHOOSE_WARPS * LCTX_WARP, CHOOSE_WARPS * lctx_chooser<1>::shared(a), queue.stream, a, p);
+        const size_t shared = CHOOSE_WARPS * lctx_chooser<1, lctx_chosen_segments>::shared(a);
+        lctx_launch(choose<1>, grid, CHOOSE_WARPS * LCTX_WARP, shared, queue.stream, a, p);
     }
+}
+
+void select_lists(const lctx_cuda_queue & queue, const lctx_select_args & a) {
+    const lctx_select_plan p(queue.device, a, true, queue.work);
+    const dim3 lists((unsigned)a.n_tile, (unsigned)a.n_list);
+    lctx_launch(write_given, dim3((unsigned)a.n_tile), WARPS * LCTX_WARP, 0, queue.stream, a);
+    lctx_launch(clear_keys, lists, WARPS * LCTX_WARP, 0, queue.stream, a, p);
+    launch_scores(queue, a, p);
+    lctx_launch(choose_lists, lists, WARPS * LCTX_WARP, lctx_chooser<WARPS, lctx_chosen_list>::shared(a), queue.stream, a, p);
 }
 
 }  // namespace
 
 size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args) {
-    return lctx_select_plan(device, args, nullptr).size(args);
+    const size_t of_tiles = args.n_tile > 0 ? lctx_select_plan(device, args, true, nullptr).size(args) : 0;
+    return lctx_max(of_tiles, lctx_select_plan(device, args, false, nullptr).size(args));
 }
 
 void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args) {
-    lctx_select_plan p(queue.device, args, queue.work);
-    for (; p.first < args.n_tokens; p.first += p.n_slab) {
-        p.n_slab = lctx_min(p.n_slab, args.n_tokens - p.first);
+    if (args.n_tile > 0) {
+        select_lists(queue, args);
+    }
+    lctx_select_plan p(queue.device, args, false, queue.work);
+    for (; p.first < p.n_all; p.first += p.n_slab) {
+        p.n_slab = lctx_min(p.n_slab, p.n_all - p.first);
         launch_scores(queue, args, p);
         launch_choices(queue, args, p);
     }

@@ -2,6 +2,7 @@
 //
 // A block of threads takes pages of one KV head, so that a row's score has one writer, and goes over the tokens of their sequence in order,
 // so that a sum does not depend on how they were cut. Scores are computed as in *attend*, for the rows of the page whose fate is open.
+#include "expand.h"
 #include "flash.h"
 #include "hadamard.h"
 #include "kernels.h"
@@ -390,10 +391,18 @@ template <typename F> auto with_shape(const lctx_attend_args & a, F && f) {
 
 }  // namespace
 
-size_t lctx_cuda_vote_wsize(const lctx_cuda_device &, const lctx_vote_args & args) {
+size_t lctx_cuda_vote_wsize(const lctx_cuda_device & device, const lctx_vote_args & args) {
+    if (const size_t expanded = lctx_cuda_expanded_size(args.attend)) {
+        return expanded + lctx_cuda_vote_wsize(device, {lctx_cuda_expanded(args.attend, nullptr), args.voters, args.retain});
+    }
     return with_shape(args.attend, [&](auto s) { return prepared::size<decltype(s)>(args.attend); });
 }
 
 void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args) {
+    if (args.attend.params.tiles.n_tile > 0) {
+        return lctx_cuda_run_expanded(queue, args.attend, [&](const lctx_cuda_queue & rest, const lctx_attend_args & attend) {
+            lctx_cuda_vote(rest, {attend, args.voters, args.retain});
+        });
+    }
     with_shape(args.attend, [&](auto s) { launch<decltype(s)>(queue, args); });
 }

@@ -95,12 +95,18 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     params.scale *= arch.scaled_softcap ? graph.hparams.f_attn_out_scale : 1.0f;
     params.softcap = graph.hparams.attn_soft_cap || arch.scaled_softcap ? graph.hparams.f_attn_logit_softcapping : 0.0f;
     const lctx_inputs::table & tables = inputs.tables(graph, q, il);
-    const lctx_chain_inputs in = {q.x,           k,
-                                  v_cur,         inputs.rows,
-                                  inputs.segs,   inputs.chunk_rows,
-                                  inputs.voters, tables.angles,
-                                  sinks,         center_of(inputs, key, params, sinks, il),
-                                  inputs.selects};
+    const lctx_chain_inputs in = {q.x,
+                                  k,
+                                  v_cur,
+                                  inputs.rows,
+                                  inputs.segs,
+                                  inputs.chunk_rows,
+                                  inputs.voters,
+                                  tables.angles,
+                                  sinks,
+                                  center_of(inputs, key, params, sinks, il),
+                                  inputs.selects,
+                                  inputs.tiles};
     const bool key_pairs = q.rope.mode == GGML_ROPE_TYPE_NORMAL && !arch.trained_in_pairs;
     const lctx_chain chain = lctx_chain_layer(graph.ctx0, cache.method(), cache.placement().layer(graph.ctx0, il), in, params, key_pairs);
     for (const lctx_link & link : chain.links) {

@@ -115,11 +115,12 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
         ggml_tensor * compared = layer.index ? index(ctx, *chunks, layer, in, stored, chain)
                                              : summarize(ctx, *chunks, layer, in, stored, chain, params, key_pairs);
         if (in.selects) {
-            segs = lctx_select(ctx, in.q, compared, in.rows, in.segs, in.angles, layer.table, layer.held, *chunks, params.scale,
-                               params.rope_mode);
+            segs = lctx_select(ctx, in.q, compared, in.rows, in.segs, in.angles, layer.table, layer.held, in.tiles, *chunks, params.scale,
+                               params.rope_mode, method.near_mask());
             chain.links.push_back({LCTX_SELECT_NAME, segs});
             params.chunk_size = chunks->chunk_size;
             params.n_run = chunks->n_whole();
+            params.tiles = lctx_tiles_of(segs);
         }
     }
     params.near_mask = method.near_mask();
@@ -127,7 +128,7 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     ggml_tensor * table = layer.table;
     if (layer.staging) {
         table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging, layer.staging_table,
-                           params.chunk_size, params.n_run);
+                           params.chunk_size, params.n_run, params.tiles, (int32_t)in.q->ne[2]);
         chain.links.push_back({"lctx_fetch", table});
     }
     ggml_tensor * attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near, layer.held, params,

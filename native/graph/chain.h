@@ -13,6 +13,7 @@ struct lctx_chain_inputs {
     ggml_tensor * sinks;
     ggml_tensor * center;  // of keys, as for lctx_store, or nullptr
     bool selects;          // a query of the batch chooses chunks; else the segments are what all heads read
+    ggml_tensor * tiles;   // as for lctx_select, or nullptr
 };
 
 // What nodes are called; llama.cpp appends "-layer".

@@ -54,6 +54,30 @@ void cut_to_piece(const lctx_sequence & s, int32_t p, lctx_segment * segs, int32
     }
 }
 
+// A graph that is built to see what it takes has no tokens of a batch (llama.cpp's ubatch_prepare_reserve): it has everything.
+bool is_reserved(const llama_ubatch & ubatch) {
+    return !ubatch.seq_id || !ubatch.seq_id[0] || ubatch.seq_id[0] == ubatch.seq_id_unq;
+}
+
+// The tokens of a ubatch for a method; none of a reserved one.
+struct batch_tokens {
+    std::vector<int32_t> pos, seq;
+    lctx_batch_tiles tiles;
+
+    batch_tokens(const lctx_method & method, const llama_ubatch & ubatch)
+        : pos(ubatch.pos, ubatch.pos + n_token(ubatch)), seq(sequences(ubatch)), tiles(method, pos, seq) {}
+
+  private:
+    static int32_t n_token(const llama_ubatch & ubatch) { return is_reserved(ubatch) ? 0 : (int32_t)ubatch.n_tokens; }
+    static std::vector<int32_t> sequences(const llama_ubatch & ubatch) {
+        std::vector<int32_t> seq(n_token(ubatch));
+        for (size_t i = 0; i < seq.size(); i++) {
+            seq[i] = ubatch.seq_id[i][0];
+        }
+        return seq;
+    }
+};
+
 const lctx_kv_cache * cache_of(const llm_graph_context & graph) {
     const auto * view = dynamic_cast<const lctx_batch_view *>(graph.mctx);
     return view ? &view->cache() : nullptr;
@@ -147,7 +171,11 @@ lctx_inputs::lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & 
     const lctx_method & method = cache.method();
     cache.placement().attach(graph.sched);
     rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_rows");
-    selects = needs_choice(graph.ubatch);
+    const topology now = topology_of(graph.ubatch);
+    selects = now.selects;
+    if (now.n_tile > 0) {
+        tiles = new_input(graph.ctx0, now.n_tile, 1, 1, "lctx_tiles");
+    }
     segs = new_input(graph.ctx0, 4, method.n_segment(), graph.n_tokens, "lctx_segs");
     if (method.chunks() && !method.chunks()->by_keys()) {
         chunk_rows = new_input(graph.ctx0, 4, graph.n_tokens, 1, "lctx_chunk_rows");
@@ -197,9 +225,10 @@ void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
     const lctx_method & method = cache.method();
     const int32_t n_seg = method.n_segment();
     std::vector<lctx_segment> seg((size_t)ubatch.n_tokens * n_seg);
+    const batch_tokens tokens(method, ubatch);
     for (size_t i = 0; i < seg.size(); i += n_seg) {
         const int32_t token = (int32_t)(i / n_seg);
-        method.segments(ubatch.pos[token], &seg[i]);
+        tokens.tiles.segments(method, tokens.pos, token, &seg[i]);
         if (method.n_span() > 1) {
             set_spans(cache.sequences()[ubatch.seq_id[token][0]].spans, ubatch.pos[token] + 1, &seg[i]);
         }
@@ -212,6 +241,9 @@ void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
         }
     }
     put(cache, segs, seg.data());
+    if (tiles) {
+        put(cache, tiles, tokens.tiles.choosing.data());
+    }
 }
 
 void lctx_inputs::set_chunk_rows(const llama_ubatch & ubatch) {
@@ -224,13 +256,21 @@ void lctx_inputs::set_chunk_rows(const llama_ubatch & ubatch) {
     put(cache, chunk_rows, row.data());
 }
 
-// A graph that is built to see what it takes has no tokens of a batch (llama.cpp's ubatch_prepare_reserve): it has everything.
-bool lctx_inputs::needs_choice(const llama_ubatch & ubatch) const {
+lctx_inputs::topology lctx_inputs::topology_of(const llama_ubatch & ubatch) const {
     const lctx_method & method = cache.method();
-    if (!method.chunks() || cache.always_selects() || !ubatch.seq_id || !ubatch.seq_id[0] || ubatch.seq_id[0] == ubatch.seq_id_unq) {
-        return method.chunks() != nullptr;
+    if (!method.chunks()) {
+        return {false, 0};
     }
-    return std::any_of(ubatch.pos, ubatch.pos + ubatch.n_tokens, [&](int32_t p) { return method.selects(p); });
+    const batch_tokens tokens(method, ubatch);
+    if (cache.always_selects() || is_reserved(ubatch) || tokens.tiles.selects(method, tokens.pos)) {
+        return {true, (int64_t)tokens.tiles.choosing.size()};
+    }
+    return {false, 0};
+}
+
+bool lctx_inputs::can_reuse(const llama_ubatch & ubatch) const {
+    const topology then = topology_of(ubatch);
+    return rows->ne[1] == ubatch.n_tokens && selects == then.selects && (tiles ? tiles->ne[0] : 0) == then.n_tile;
 }
 
 const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, const lctx_peeled & peeled, int il) {

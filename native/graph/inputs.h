@@ -3,6 +3,7 @@
 
 #include "../memory/batch.h"
 #include "../memory/kv-cache.h"
+#include "../methods/tiles.h"
 #include "llama-graph.h"
 #include "rope.h"
 
@@ -17,7 +18,7 @@ class lctx_inputs {
     lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache);
 
     void set(const llama_ubatch & ubatch);
-    bool can_reuse(const llama_ubatch & ubatch) const { return rows->ne[1] == ubatch.n_tokens && selects == needs_choice(ubatch); }
+    bool can_reuse(const llama_ubatch & ubatch) const;
 
     // What layers that rotate alike share on a device.
     struct table {
@@ -41,9 +42,15 @@ class lctx_inputs {
     ggml_tensor * voters = nullptr;      // I32 [4, n_tokens]           lctx_voter, when heads evict
     ggml_tensor * pos;                   // I32 [n_angle * n_tokens]
     bool selects;                        // heads choose chunks in this graph
+    ggml_tensor * tiles = nullptr;       // I32 [n_tile]                first tokens of tiles that choose, where there are any
 
   private:
-    bool needs_choice(const llama_ubatch & ubatch) const;
+    // What a graph depends on next to the number of tokens.
+    struct topology {
+        bool selects;
+        int64_t n_tile;
+    };
+    topology topology_of(const llama_ubatch & ubatch) const;
     void set_segments(const llama_ubatch & ubatch);
     void set_chunk_rows(const llama_ubatch & ubatch);
 

@@ -55,10 +55,10 @@ struct reading {
 struct reader {
     const lctx_op_ubatch & u;
     lctx_held_copy held;
-    std::vector<lctx_segment> segs;
+    std::vector<int32_t> choices;
 
-    explicit reader(const lctx_op_ubatch & u) : u(u), held(u.layer), segs(ggml_nelements(u.segs()) / 4) {
-        ggml_backend_tensor_get(u.segs(), segs.data(), 0, ggml_nbytes(u.segs()));
+    explicit reader(const lctx_op_ubatch & u) : u(u), held(u.layer), choices(ggml_nelements(u.segs())) {
+        ggml_backend_tensor_get(u.segs(), choices.data(), 0, ggml_nbytes(u.segs()));
     }
     range cells_of(int32_t head_kv, const lctx_segment & s) {
         return held.all() ? range{s.row0, s.row1} : range{held.of(head_kv).cell(s.row0), held.of(head_kv).cell(s.row1)};
@@ -69,13 +69,16 @@ struct reader {
 reading reader::by(int32_t head_kv) {
     const lctx_op_layer & l = u.layer;
     const auto params = lctx_params_of<lctx_attend_params>(u.node(LCTX_OP_ATTEND));
-    const int64_t n_seg = u.segs()->ne[1], n_choice = params.chunk_size > 0 ? u.segs()->ne[2] : 1;
+    const int64_t n_choice = params.chunk_size > 0 ? u.segs()->ne[2] : 1;
+    const lctx_choices read = {choices.data(), u.n, (int32_t)n_choice, (int32_t)u.segs()->ne[1], l.a.n_head_kv, params.tiles};
+    const int64_t n_seg = read.n_expanded(params.n_run);
     const int32_t n_rep = l.a.n_head / l.a.n_head_kv;
     reading r;
     for (int64_t i = 0; i < (int64_t)u.n * n_rep; i++) {
         const int64_t head = (int64_t)head_kv * n_rep + i % n_rep, choice = head * n_choice / l.a.n_head;
         for (int64_t s = 0; s < n_seg; s++) {
-            const range cells = cells_of(head_kv, segs[(i / n_rep * n_choice + choice) * n_seg + s]);
+            const range cells =
+                cells_of(head_kv, lctx_expanded(read, params.n_run, params.chunk_size, (int32_t)(i / n_rep), (int32_t)choice, (int32_t)s));
             const bool near = params.near_mask != 0 && (params.near_mask >> s & 1);
             (near ? r.near : r.far).push_back(cells);
             r.n_pair += cells.hi - cells.lo;

@@ -2,6 +2,8 @@
 
 #include "../graph/rope.h"
 
+#include <numeric>
+
 namespace {
 
 // The queries of the ubatch's last chunk are kept, in the half of the ring that its number gives.
@@ -92,8 +94,9 @@ void lctx_op_ubatch::add_inputs() {
     if (layer.summaries) {
         in.chunk_rows = g.tensor(GGML_TYPE_I32, 4, n);
     }
-    for (int32_t p = first; p < first + n; p++) {
-        in.selects = in.selects || layer.always_selects || method.selects(p);
+    in.selects = layer.always_selects || tiles().selects(method, rows());
+    if (in.selects && !tiles().choosing.empty()) {
+        in.tiles = g.tensor(GGML_TYPE_I32, (int64_t)tiles().choosing.size());
     }
     if (method.retain()) {
         in.voters = g.tensor(GGML_TYPE_I32, 4, n);
@@ -125,6 +128,16 @@ void lctx_op_ubatch::add_nodes() {
     if (due) {
         nodes.push_back(layer.evict(ctx, due, budgets));
     }
+}
+
+std::vector<int32_t> lctx_op_ubatch::rows() const {
+    std::vector<int32_t> all(n);
+    std::iota(all.begin(), all.end(), first);
+    return all;
+}
+
+lctx_batch_tiles lctx_op_ubatch::tiles() const {
+    return {layer.method, rows(), std::vector<int32_t>(n, 0)};
 }
 
 ggml_tensor * lctx_op_ubatch::node(lctx_op op) const {
@@ -173,8 +186,12 @@ void lctx_op_ubatch::fill_segments() const {
     const lctx_method & method = layer.method;
     const int32_t n_seg = method.n_segment();
     std::vector<lctx_segment> filled((size_t)n * n_seg);
+    const lctx_batch_tiles of_batch = tiles();
+    if (in.tiles) {
+        lctx_fill(in.tiles, of_batch.choosing.data());
+    }
     for (int32_t i = 0; i < n; i++) {
-        method.segments(first + i, &filled[(size_t)i * n_seg]);
+        of_batch.segments(method, rows(), i, &filled[(size_t)i * n_seg]);
         for (int32_t s = 0; s < n_seg; s++) {
             filled[(size_t)i * n_seg + s].angle += i * method.n_angle();
         }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../graph/chain.h"
+#include "../methods/tiles.h"
 #include "run.h"
 
 // What stays from ubatch to ubatch; what the method does not need is nullptr.
@@ -55,6 +56,8 @@ struct lctx_op_ubatch {
     void add_inputs();
     void add_nodes();
     void fill_segments() const;
+    std::vector<int32_t> rows() const;
+    lctx_batch_tiles tiles() const;
 };
 
 // Methods and shapes that do not go together are refused.

@@ -20,14 +20,13 @@ void check_chunks(const lctx_layer_run_args & args, const lctx_chunks * c, int32
 }
 
 // The chunks that every query head of a ubatch reads.
-void read_chunks(const lctx_layer_run_args & args, const lctx_chunks & c, const lctx_op_ubatch & u) {
-    std::vector<lctx_segment> segs(ggml_nelements(u.segs()) / 4);
-    ggml_backend_tensor_get(u.segs(), segs.data(), 0, ggml_nbytes(u.segs()));
-    const int64_t n_head = args.op->n_head, n_segment = u.segs()->ne[1], n_choice = u.segs()->ne[2];
+void read_chunks(const lctx_layer_run_args & args, const lctx_op_ubatch & u) {
+    std::vector<int32_t> choices(ggml_nelements(u.segs()));
+    ggml_backend_tensor_get(u.segs(), choices.data(), 0, ggml_nbytes(u.segs()));
+    const int64_t n_head = args.op->n_head;
     for (int64_t i = 0; i < u.n * n_head; i++) {
         int32_t * out = args.chunks + (u.first * n_head + i) * args.n_read_max;
-        const lctx_segment * first = segs.data() + (i / n_head * n_choice + i % n_head * n_choice / n_head) * n_segment;
-        const std::vector<int32_t> read = lctx_chunks_of(first, n_segment, c.chunk_size);
+        const std::vector<int32_t> read = lctx_chunks_read(u.segs(), choices.data(), (int32_t)(i / n_head), (int32_t)(i % n_head));
         std::fill(std::copy(read.begin(), read.end(), out), out + args.n_read_max, -1);
     }
 }
@@ -102,14 +101,14 @@ void run_ubatch(const lctx_layer_run_args & args, const lctx_op_layer & l, int32
     compute(l, u);
     ggml_backend_tensor_get(u.node(LCTX_OP_ATTEND), a.out + row * a.head_dim_v, 0, (size_t)n * a.n_head * a.head_dim_v * sizeof(float));
     if (args.chunks) {
-        read_chunks(args, *l.method.chunks(), u);
+        read_chunks(args, u);
     }
 }
 
 void run(lctx_layer_run_args & args) {
     check(args);
     const lctx_op_args & a = *args.op;
-    const auto method = lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k});
+    const auto method = lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k, 0});
     const lctx_chunks * c = method->chunks();
     lctx_check_method(a, *method);
     check_chunks(args, c, method->n_read());

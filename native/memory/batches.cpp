@@ -5,6 +5,19 @@
 
 #include <algorithm>
 
+namespace {
+
+// How many of n tokens from `first` on a ubatch takes, where the batch continues: up to a multiple of the tile in the last sequence, so that
+// a text that is divided in other ways has the same tiles.
+int32_t whole_tiles(const llama_batch & batch, int32_t first, int32_t n, int32_t tile) {
+    const int32_t after = first + n, beyond = after < batch.n_tokens ? batch.pos[after] % tile : 0;
+    const bool continues = after < batch.n_tokens && batch.seq_id[after][0] == batch.seq_id[after - 1][0];
+    const int32_t begin = after - beyond;
+    return continues && begin > first && batch.seq_id[begin - 1][0] == batch.seq_id[after][0] ? n - beyond : n;
+}
+
+}  // namespace
+
 // Tokens in the order of the batch: none of a ubatch follows a border of its sequence.
 std::vector<llama_ubatch> lctx_memory::split(llama_batch_allocr & balloc, int32_t n_ubatch) const {
     const llama_batch & batch = balloc.get_batch();
@@ -15,7 +28,8 @@ std::vector<llama_ubatch> lctx_memory::split(llama_batch_allocr & balloc, int32_
         for (; n < std::min(n_ubatch, batch.n_tokens - first) && !is_over[batch.seq_id[first + n][0]]; n++) {
             is_over[batch.seq_id[first + n][0]] = cache_->sequences().until_border(batch.pos[first + n]) == 1;
         }
-        ubatches.push_back(balloc.split_simple(n));
+        const lctx_chunks * chunks = cache_->method().chunks();
+        ubatches.push_back(balloc.split_simple(chunks ? whole_tiles(batch, first, n, chunks->tile) : n));
     }
     return ubatches;
 }

@@ -35,25 +35,38 @@ int32_t lctx_filter::first_near(int32_t p) const {
     return std::max(first, 0);
 }
 
-lctx_filter::whole lctx_filter::read_whole(int32_t p) const {
+lctx_filter::whole lctx_filter::read_whole(int32_t p, int32_t last) const {
     const int32_t size = chunks_.chunk_size, near = first_near(p);
-    std::vector<lctx_segment> segs(n_base_);
-    base_.segments(p, segs.data());
-    std::sort(segs.begin(), segs.end(), [](const lctx_segment & a, const lctx_segment & b) { return a.row0 < b.row0; });
+    std::vector<lctx_segment> now(n_base_), then(n_base_);
+    std::vector<interval> borders;  // from where a segment begins at first to where it begins at last
+    base_.segments(p, now.data());
+    base_.segments(last, then.data());
+    for (int32_t s = 0; s < n_base_; s++) {
+        borders.push_back({now[s].row0 / size * size, (then[s].row0 + size - 1) / size * size});
+    }
+    std::sort(borders.begin(), borders.end(), [](const interval & a, const interval & b) { return a.first < b.first; });
     whole w;
     w.add(0, std::min(size, p + 1));
-    for (const lctx_segment & s : segs) {
-        const int32_t chunk = s.row0 / size;
-        if (s.row0 % size != 0 && s.row0 < near) {
-            w.add(chunk * size, (chunk + 1) * size);
-        }
+    for (const interval & border : borders) {
+        w.add(border.first, std::min(border.end, near));
     }
-    w.add(near, p + 1);
+    w.add(near, last + 1);
     return w;
 }
 
-int32_t lctx_filter::n_far(int32_t p) const {
-    const whole w = read_whole(p);
+bool lctx_filter::is_tile(int32_t p) const {
+    lctx_segment now[MOST], then[MOST];
+    base_.segments(p, now);
+    base_.segments(p + chunks_.tile - 1, then);
+    bool alike = chunks_.has_tiles();
+    for (int32_t s = 0; s < n_base_; s++) {
+        alike = alike && then[s].row0 - now[s].row0 <= chunks_.tile;  // it moves with the query, or not at all
+    }
+    return alike;
+}
+
+int32_t lctx_filter::n_far(int32_t p, int32_t last) const {
+    const whole w = read_whole(p, last);
     int32_t n = 0;
     for (int32_t i = 1; i < w.n; i++) {
         n += (w.at[i].first - w.at[i - 1].end) / chunks_.chunk_size;
@@ -61,12 +74,12 @@ int32_t lctx_filter::n_far(int32_t p) const {
     return n;
 }
 
-void lctx_filter::segments(int32_t p, lctx_segment * segs) const {
+void lctx_filter::write(int32_t p, int32_t first, int32_t last, bool chooses, lctx_segment * segs) const {
     std::fill_n(segs, chunks_.n_given(), lctx_segment{});
     lctx_segment base[MOST];
     base_.segments(p, base);
-    const whole w = read_whole(p);
-    const bool all = !selects(p);
+    const whole w = read_whole(first, last);
+    const bool all = !chooses;
     for (int32_t s = 0; s < n_base_; s++) {
         const interval mine = {base[s].row0, base[s].row1};
         const auto within = [&](int32_t first, int32_t end) {
@@ -106,9 +119,10 @@ int32_t lctx_filter::n_read() const {
     lctx_segment now[MOST], then[MOST];
     base_.segments(FAR, now);
     base_.segments(FAR + 1, then);
-    int32_t n = std::max(chunks_.n_chunk(), (from_ + chunks_.chunk_size - 1) / chunks_.chunk_size);
+    const int32_t size = chunks_.chunk_size, of_tile = chunks_.has_tiles() ? chunks_.tile / size + 1 : 0;
+    int32_t n = std::max({chunks_.n_chunk(), chunks_.has_tiles() ? chunks_.n_listed() : 0, (from_ + size - 1) / size}) + of_tile;
     for (int32_t s = 0; s < n_base_; s++) {
-        n += now[s].row0 == then[s].row0 ? 0 : (base_.near_mask() >> s & 1) ? base_.near_window() / chunks_.chunk_size + 2 : 1;
+        n += of_tile + (now[s].row0 == then[s].row0 ? 0 : (base_.near_mask() >> s & 1) ? base_.near_window() / size + 2 : 1);
     }
     return n;
 }

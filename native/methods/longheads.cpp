@@ -13,6 +13,10 @@ lctx_method_factory lctx_full_create, lctx_string_create, lctx_dca_create, lctx_
 namespace {
 
 constexpr int32_t CHUNK_STEP = 16;
+constexpr int32_t TILE = 64;  // tokens of a prompt that choose together
+constexpr int32_t TILE_STEP = 4;
+constexpr int32_t TILE_MORE =
+    2048;  // tokens that a query of a tile reads in addition to a window: at most another window (docs/research/tiles.md)
 constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query always reads
 
 enum position : int32_t { FULL, STRING, DCA, SELFEXTEND, PACKED };
@@ -26,7 +30,8 @@ std::string text(int64_t n) {
 std::string spec_of(const lctx_chunks & c, int32_t from, position where) {
     return "longheads,chunk_size=" + text(c.chunk_size) + ",window=" + text(c.n_chunk() * c.chunk_size) + ",n_recent=" + text(c.n_recent) +
            ",select=" + (c.by_group ? "group" : "head") + ",representation=" + LCTX_REPRESENTATIONS[c.representation] +
-           ",position=" + POSITIONS[where] + (from < 0 ? "" : ",select_from=" + text(from));
+           ",position=" + POSITIONS[where] + (from < 0 ? "" : ",select_from=" + text(from)) + (c.by_keys() ? ",tile=" + text(c.tile) : "") +
+           (c.has_tiles() ? ",tile_window=" + text(c.n_listed() * c.chunk_size) : "");
 }
 
 // Chunks of a base.
@@ -53,6 +58,9 @@ class filtered_method final : public lctx_method {
     void segments(int32_t p, lctx_segment * segs) const override { filter_.segments(p, segs); }
     const lctx_chunks * chunks() const override { return &chunks_; }
     bool selects(int32_t p) const override { return filter_.selects(p); }
+    bool is_tile(int32_t p) const override { return filter_.is_tile(p); }
+    bool tile_selects(int32_t p) const override { return filter_.tile_selects(p); }
+    void tile_segments(int32_t first, int32_t p, lctx_segment * segs) const override { filter_.tile_segments(first, p, segs); }
     int32_t n_read() const override { return n_read_; }
     void select_from(int32_t from) override {
         const int32_t window = chunks_.n_chunk() * chunks_.chunk_size;
@@ -117,16 +125,52 @@ int32_t either(int32_t given, int32_t otherwise) {
     return given < 0 ? otherwise : given;
 }
 
-// An eighth of what is read and was trained, at most half of the trained context. At least 2048 tokens, and 4096 where 32768 were trained:
-// with 2048 of 11,000, Qwen2.5-Coder-1.5B finds 33 of 50 numbers, with 4096 38, with all 39.
-int32_t choose_window(int32_t trained, int32_t n_ctx) {
-    const int32_t least = std::clamp(trained / 8, 2048, 4096);
-    return std::min(trained / 2, std::max(least, std::min(trained, n_ctx) / 8));
+// An eighth of the trained context, from 2048 tokens to 4096, at most half of it. With 2048 of 11,000, Qwen2.5-Coder-1.5B finds 33 of 50
+// numbers, with 4096 38, with all 39; with 4096 of 49,152 it finds the 8 of 10 facts that it finds with all.
+int32_t choose_window(int32_t trained) {
+    return std::min(trained / 2, std::clamp(trained / 8, 2048, 4096));
 }
 
-// Where choosing pays in prompts: reading a chosen row costs twice what reading all of them does, and every row is compared.
-int32_t choose_from(int32_t window, bool auto_window) {
-    return auto_window ? 3 * window : window;
+// Where choosing pays in prompts. For a tile, comparing every row costs a fifth of the rows that it reads; where each token chooses,
+// reading a chosen row costs twice what reading all of them does.
+int32_t choose_from(const lctx_chunks & c, bool auto_window) {
+    const int32_t window = c.n_chunk() * c.chunk_size, tile_window = c.n_listed() * c.chunk_size;
+    return !auto_window ? window : c.has_tiles() ? std::max(window, tile_window + tile_window / 4) : 3 * window;
+}
+
+// How the tokens of a prompt choose.
+void choose_tile(const lctx_method_spec & spec, const lctx_method_env & env, lctx_chunks & c, std::string & reason) {
+    const int32_t window = c.n_chunk() * c.chunk_size, asked = spec.get("tile"), asked_window = spec.get("tile_window");
+    const bool fits = c.by_keys() && (env.n_ubatch == 0 || env.n_ubatch >= TILE);
+    c.tile = either(asked, fits ? TILE : 1);
+    c.step = TILE_STEP;
+    if (c.tile != 1 && c.tile != TILE) {
+        refuse("tile must be " + text(TILE) + ", or 1: every token of a prompt chooses for itself; not " + text(c.tile));
+    }
+    if (!c.has_tiles()) {
+        reason += c.by_keys() && asked < 0 ? "; n_ubatch " + text(env.n_ubatch) + " is less than a tile of " + text(TILE) +
+                                                 ", so every token of a prompt chooses for itself, which is slower"
+                                           : "";
+        if (asked_window >= 0) {
+            refuse("tile_window is for tiles of tokens that choose together; leave it out, or use tile=" + text(TILE));
+        }
+        return;
+    }
+    if (!c.by_keys()) {
+        refuse("tile=" + text(c.tile) + " compares keys, not " + LCTX_REPRESENTATIONS[c.representation] +
+               "; use representation=keys2, or tile=1");
+    }
+    if (env.n_ubatch > 0 && c.tile > env.n_ubatch) {
+        refuse("a tile of " + text(c.tile) + " tokens does not fit into n_ubatch " + text(env.n_ubatch) +
+               "; raise n_ubatch, or use tile=1");
+    }
+    const int32_t tile_window = either(asked_window, window + std::min(window, TILE_MORE) / c.chunk_size * c.chunk_size);
+    const int32_t least = (c.n_recent + 3) * c.chunk_size;  // room for one choice
+    if (tile_window < least || tile_window % c.chunk_size != 0) {
+        refuse("tile_window must be a multiple of chunk_size " + text(c.chunk_size) + " from " + text(least) + " on, not " +
+               text(tile_window));
+    }
+    c.n_shared = tile_window / c.chunk_size - (c.n_recent + 2);
 }
 
 // As many as hold the nearby tokens, in a quarter of the window.
@@ -148,7 +192,7 @@ void choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, l
         refuse("n_recent " + text(asked_recent) + " chunks are more than the trained context holds");
     }
     // the first chunk, the recent ones, its own; and room for one choice
-    const int32_t n_auto = std::max(choose_window(trained, env.n_ctx) / c.chunk_size, std::max(1, asked_recent) + 3);
+    const int32_t n_auto = std::max(choose_window(trained) / c.chunk_size, std::max(1, asked_recent) + 3);
     const int32_t window = auto_window ? n_auto * c.chunk_size : spec.get("window");
     if (window % c.chunk_size != 0) {
         refuse("window must be a multiple of chunk_size " + text(c.chunk_size) + " such as " +
@@ -166,7 +210,7 @@ void choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, l
                text(c.n_recent) + " recent and the own one are always read: " + text(least * c.chunk_size) + " at least");
     }
     c.n_free = n_chunk - least;
-    reason = auto_window ? "window = an eighth of the context, 2048 to 4096 at least, half of the trained " + text(trained) + " at most"
+    reason = auto_window ? "window = an eighth of the trained context, from 2048 to 4096, half of the trained " + text(trained) + " at most"
                          : "window as asked";
 }
 
@@ -208,6 +252,7 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     const bool by_paper = spec.get("representation") == LCTX_REPRESENT_ATTENTION;
     const auto where = (position)either(spec.get("position"), by_paper ? PACKED : env.n_ctx <= env.n_ctx_train ? FULL : DCA);
     choose_comparison(spec, where, c);
+    choose_tile(spec, env, c, reason);
     if (where == PACKED) {
         c.n_run = 2, c.n_range = 1;
         if (spec.get("select_from") >= 0) {
@@ -216,7 +261,7 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
         return std::make_unique<packed_method>(c, reason);
     }
     const int32_t window = c.n_chunk() * c.chunk_size;
-    const int32_t from = either(spec.get("select_from"), choose_from(window, spec.get("window") < 0));
+    const int32_t from = either(spec.get("select_from"), choose_from(c, spec.get("window") < 0));
     if (from < window) {
         refuse("select_from must be at least the window of " + text(window) + ", not " + text(from));
     }

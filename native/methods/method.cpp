@@ -42,7 +42,7 @@ const std::vector<entry> & table() {
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
          {"chunk_size", "window", "n_recent", "select=head|group", representations(), "position=full|string|dca|selfextend|packed",
-          "select_from"},
+          "select_from", "tile", "tile_window"},
          true,
          true,
          lctx_longheads_create,
@@ -181,7 +181,7 @@ lctx_method_spec lctx_method_parse(const std::string & text) {
 }
 
 int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_train) {
-    const auto reaches = [&](int32_t n) { return lctx_guard(nullptr, [&] { find(spec.name).create(spec, {n_ctx_train, n, 0}); }); };
+    const auto reaches = [&](int32_t n) { return lctx_guard(nullptr, [&] { find(spec.name).create(spec, {n_ctx_train, n, 0, 0}); }); };
     int32_t most = find(spec.name).extends ? 4 * n_ctx_train : n_ctx_train, least = n_ctx_train;
     if (reaches(most) || !reaches(least)) {
         return most;  // when it is refused, that says why

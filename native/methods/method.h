@@ -16,6 +16,7 @@ struct lctx_method_env {
     int32_t n_ctx_train;
     int32_t n_ctx;
     int32_t head_dim;  // of K
+    int32_t n_ubatch;  // 0: not known
 };
 
 // Rows of a sequence from `first` to the next span: their keys were rotated to row + shift, because they were read elsewhere, or rows
@@ -75,8 +76,14 @@ class lctx_method {
     virtual const lctx_chunks * chunks() const { return nullptr; }
     // Chunks that a query reads at most.
     virtual int32_t n_read() const { return 0; }
-    // Whether the query at p chooses; else its runs are all that it reads.
+    // Whether the query at p chooses when it chooses for itself; else its runs are all that it reads.
     virtual bool selects(int32_t) const { return false; }
+    // Whether the tokens [p, p + tile) are a tile, and whether it chooses; else its tokens read everything. p: a multiple of
+    // chunks()->tile.
+    virtual bool is_tile(int32_t) const { return false; }
+    virtual bool tile_selects(int32_t) const { return false; }
+    // segments() of the query at p in the tile that begins at `first`.
+    virtual void tile_segments(int32_t /*first*/, int32_t p, lctx_segment * segs) const { segments(p, segs); }
     // Let queries before row `from` read everything, from the window to the spec's own row; -1: the spec's. Throws lctx_refusal.
     virtual void select_from(int32_t) { throw lctx_refusal(spec() + " has no row from which queries choose"); }
 

@@ -100,7 +100,7 @@ struct lctx_attend_args {
     int32_t n_tokens;
     int32_t n_seg;
     lctx_cache_args cache;
-    const lctx_segment * segs;  // [n_tokens][n_seg], or [n_tokens][n_choice][n_seg] with params.chunk_size > 0
+    const lctx_segment * segs;  // [n_tokens][n_seg]; with params.chunk_size > 0 choices().data, [n_tokens][n_choice][n_seg] without tiles
     int32_t n_choice;           // heads with segments of their own
     const float * angles;       // [*][n_dims]
     int32_t n_dims;
@@ -108,6 +108,8 @@ struct lctx_attend_args {
     lctx_attend_params params;
     float * dst;  // [n_tokens][n_head][head_dim_v]
     float * lse;  // [n_tokens][n_head] or nullptr
+
+    LCTX_HD lctx_choices choices() const { return {(const int32_t *)segs, n_tokens, n_choice, n_seg, n_head_kv, params.tiles}; }
 };
 
 struct lctx_summarize_args {
@@ -159,7 +161,14 @@ struct lctx_select_args {
     lctx_chunks chunks;
     lctx_index_shape index;
     float scale;
-    lctx_segment * dst;  // [n_tokens][n_choice][n_segment]
+    const int32_t * tiles;  // [n_tile] first tokens
+    int32_t n_tile;
+    uint32_t near_mask;
+    lctx_segment * dst;  // [n_tokens][n_choice][n_segment]; choices().data
+
+    LCTX_HD lctx_written_choices choices() const {
+        return {(int32_t *)dst, n_tokens, n_choice, chunks.n_segment(), n_list, {n_tile, chunks.tile, chunks.n_given(), chunks.n_shared}};
+    }
 };
 
 struct lctx_vote_args {
@@ -197,11 +206,12 @@ struct lctx_fetch_args {
     int32_t n_seq;
     int32_t n_page_max;
     lctx_fetch_params params;
-    const lctx_segment * segs;  // [n_tokens][n_choice][n_seg]
+    const lctx_segment * segs;  // [n_tokens][n_choice][n_seg]; choices().data
     int32_t n_tokens;
     int32_t n_choice;
     int32_t n_seg;
 
+    LCTX_HD lctx_choices choices() const { return {(const int32_t *)segs, n_tokens, n_choice, n_seg, n_head_kv, params.tiles}; }
     LCTX_HD int32_t shift() const { return lctx_unit_shift(params.chunk_size); }
     LCTX_HD int32_t of_page() const { return LCTX_PAGE_ROWS >> shift(); }  // units
     LCTX_HD int32_t n_key() const { return n_seq * n_page_max * of_page(); }

@@ -4,6 +4,10 @@
 // them. Of these the filter leaves some whole, the *runs*: the first chunk, the last ones up to the query's own row, and chunks in which an
 // angle ends. The rest are the *far ranges*, one for each angle at most: chunks of them are scored at their angle, and the best n_free are
 // read. Where there are no more than n_free far chunks, the runs are the base's own segments and there are no ranges.
+//
+// In a prompt, the queries of a tile share what they read of the far ranges: its tokens and the query heads of a KV head have one list of
+// chunks. Every step-th query of a head is compared; v(i) = max over these of (largest score of a key of chunk i - r), where r is the log
+// of the sum over the rows that the query reads anyway. A token outside of a whole tile chooses for itself.
 #pragma once
 
 #include "summaries.h"
@@ -20,6 +24,9 @@ struct lctx_chunks {
     int32_t packed;    // 1: what is read stands side by side in front of the query (LongHeads, figure 3), seen from row n - 1 - i of the
                        // token's angles: chunk i of the n that it reads
     lctx_representation representation;
+    int32_t tile;      // tokens of a tile; 1: every query of a prompt chooses for itself
+    int32_t n_shared;  // chunks in the list of a tile at most
+    int32_t step;      // one of that many queries of a head is compared for a tile
 
     LCTX_HD bool by_attention() const { return representation == LCTX_REPRESENT_ATTENTION; }
 
@@ -45,4 +52,8 @@ struct lctx_chunks {
 
     // Chunks that a query reads at most, where none is longer than the filter makes it.
     LCTX_HD int32_t n_chunk() const { return n_free + n_recent + 2; }
+
+    LCTX_HD bool has_tiles() const { return tile > 1; }
+    // Chunks that a query of a tile reads, counted as in n_chunk.
+    LCTX_HD int32_t n_listed() const { return n_shared + n_recent + 2; }
 };

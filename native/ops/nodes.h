@@ -198,6 +198,9 @@ inline lctx_select_args lctx_select_args_of(const ggml_tensor * dst) {
     args.n_dims = (int32_t)dst->src[4]->ne[0];
     args.rope_mode = params.rope_mode;
     args.scale = params.scale;
+    args.tiles = params.n_tile > 0 ? (const int32_t *)dst->src[7]->data : nullptr;
+    args.n_tile = params.n_tile;
+    args.near_mask = params.near_mask;
     args.dst = (lctx_segment *)dst->data;
     return args;
 }
@@ -257,6 +260,6 @@ inline lctx_fetch_args lctx_fetch_args_of(const ggml_tensor * dst) {
     args.segs = (const lctx_segment *)segs->data;
     args.n_seg = (int32_t)segs->ne[1];
     args.n_choice = (int32_t)segs->ne[2];
-    args.n_tokens = (int32_t)segs->ne[3];
+    args.n_tokens = args.params.n_tokens;
     return args;
 }

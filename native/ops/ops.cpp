@@ -31,6 +31,10 @@ bool is_index(const ggml_tensor * index, int32_t bits, int64_t head_dim) {
     return index->type == GGML_TYPE_I8 && index->ne[0] == lctx_index_shape{bits, (int32_t)head_dim}.row_size();
 }
 
+lctx_tiles tiles_of(const lctx_select_params & p) {
+    return {p.n_tile, p.chunks.tile, p.chunks.n_given(), p.chunks.n_shared};
+}
+
 bool is_held(const ggml_tensor * held, const ggml_tensor * table) {
     return !held || (held->type == GGML_TYPE_I32 && held->nb[0] == sizeof(int32_t) && held->ne[1] == table->ne[1]);
 }
@@ -51,11 +55,22 @@ bool lctx_is_kv_type(int32_t type) {
     }
 }
 
-std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_t chunk_size) {
+std::vector<int32_t> lctx_chunks_read(const ggml_tensor * selected, const int32_t * data, int32_t token, int32_t head) {
+    lctx_select_params params;
+    memcpy(&params, selected->op_params, sizeof(params));
+    const int64_t n_head = selected->src[0]->ne[1], n_choice = selected->ne[2];
+    const lctx_choices choices = {data,
+                                  (int32_t)selected->src[0]->ne[2],
+                                  (int32_t)n_choice,
+                                  (int32_t)selected->ne[1],
+                                  (int32_t)selected->src[5]->ne[1],
+                                  tiles_of(params)};
+    const int32_t n_run = params.chunks.n_whole(), size = params.chunks.chunk_size;
     std::set<int32_t> chunks;
-    for (int64_t i = 0; i < n; i++) {
-        for (int32_t row = segs[i].row0 / chunk_size * chunk_size; row < segs[i].row1 && segs[i].row0 < segs[i].row1; row += chunk_size) {
-            chunks.insert(row / chunk_size);
+    for (int32_t i = 0; i < choices.n_expanded(n_run); i++) {
+        const lctx_segment s = lctx_expanded(choices, n_run, size, token, (int32_t)(head * n_choice / n_head), i);
+        for (int32_t row = s.row0 / size * size; row < s.row1 && s.row0 < s.row1; row += size) {
+            chunks.insert(row / size);
         }
     }
     return {chunks.begin(), chunks.end()};
@@ -126,7 +141,8 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(q->ne[1] % table->ne[1] == 0 && q->ne[3] == 1);
     GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && ggml_is_contiguous(segs));
-    GGML_ASSERT(params.chunk_size > 0 ? segs->ne[3] == q->ne[2] && q->ne[1] % segs->ne[2] == 0 : segs->ne[2] == q->ne[2]);
+    GGML_ASSERT(params.chunk_size == 0 ? segs->ne[2] == q->ne[2]
+                                       : q->ne[1] % segs->ne[2] == 0 && segs->ne[3] >= params.tiles.n_alone((int32_t)q->ne[2]));
     GGML_ASSERT(params.near_mask == 0 || near);
     GGML_ASSERT(is_held(held, table));
     GGML_ASSERT(!k_staged || (v_staged && !held && params.chunk_size > 0));
@@ -164,8 +180,8 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
 }
 
 ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * compared, ggml_tensor * rows, ggml_tensor * segs,
-                          ggml_tensor * angles, ggml_tensor * table, ggml_tensor * held, const lctx_chunks & chunks, float scale,
-                          int32_t rope_mode) {
+                          ggml_tensor * angles, ggml_tensor * table, ggml_tensor * held, ggml_tensor * tiles, const lctx_chunks & chunks,
+                          float scale, int32_t rope_mode, uint32_t near_mask) {
     const auto head_dim = (int32_t)q->ne[0];
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % table->ne[1] == 0);
     GGML_ASSERT(chunks.by_keys() ? is_index(compared, chunks.key_bits(), head_dim)
@@ -176,25 +192,34 @@ ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * com
                 ggml_is_contiguous(segs));
     GGML_ASSERT(angles->ne[0] <= q->ne[0] && is_held(held, table) && !(chunks.by_group && chunks.by_attention()));
 
-    const int64_t n_choice = chunks.by_group ? table->ne[1] : q->ne[1];
-    ggml_tensor * result = ggml_new_tensor_4d(ctx, GGML_TYPE_I32, 4, chunks.n_segment(), n_choice, q->ne[2]);
-    set_params(result, lctx_select_params{LCTX_OP_SELECT, scale, rope_mode, chunks});
-    set_sources(result, {q, compared, rows, segs, angles, table, held});
+    GGML_ASSERT(!tiles || (tiles->type == GGML_TYPE_I32 && chunks.by_keys() && chunks.has_tiles()));
+
+    const int64_t n_choice = chunks.by_group ? table->ne[1] : q->ne[1], unit = 4 * chunks.n_segment() * n_choice;
+    const lctx_select_params params = {LCTX_OP_SELECT, scale, rope_mode, chunks, tiles ? (int32_t)tiles->ne[0] : 0, near_mask};
+    const lctx_tiles shared = tiles_of(params);
+    const int64_t n_unit = shared.n_alone((int32_t)q->ne[2]) + (shared.n_int((int32_t)table->ne[1]) + unit - 1) / unit;
+    ggml_tensor * result = ggml_new_tensor_4d(ctx, GGML_TYPE_I32, 4, chunks.n_segment(), n_choice, n_unit);
+    set_params(result, params);
+    set_sources(result, {q, compared, rows, segs, angles, table, held, tiles});
     return result;
 }
 
+lctx_tiles lctx_tiles_of(const ggml_tensor * selected) {
+    lctx_select_params params;
+    memcpy(&params, selected->op_params, sizeof(params));
+    return tiles_of(params);
+}
+
 ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * voters, const lctx_retain & retain) {
-    lctx_vote_params params = {};
-    memcpy(&params.attend, attended->op_params, sizeof(params.attend));
+    lctx_attend_params attend;
+    memcpy(&attend, attended->op_params, sizeof(attend));
     const ggml_tensor * q = attended->src[0];
     ggml_tensor * held = attended->src[LCTX_ATTEND_HELD];
-    GGML_ASSERT(attended->op == GGML_OP_LCTX && params.attend.op == LCTX_OP_ATTEND && params.attend.lse && held);
+    GGML_ASSERT(attended->op == GGML_OP_LCTX && attend.op == LCTX_OP_ATTEND && attend.lse && held);
     GGML_ASSERT(voters->type == GGML_TYPE_I32 && voters->ne[0] == 4 && voters->ne[1] == q->ne[2] && ggml_is_contiguous(voters));
 
-    params.attend.op = LCTX_OP_VOTE;
-    params.retain = retain;
     ggml_tensor * result = ggml_view_tensor(ctx, held);
-    set_params(result, params);
+    set_params(result, lctx_vote_params{LCTX_OP_VOTE, retain});
     set_sources(result, {});
     std::copy_n(attended->src, LCTX_ATTEND_HELD + 1, result->src);
     result->src[LCTX_ATTEND_HELD + 1] = attended;
@@ -218,7 +243,7 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
 
 ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                          ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging, ggml_tensor * staging_table,
-                         int32_t chunk_size, int32_t n_run) {
+                         int32_t chunk_size, int32_t n_run, const lctx_tiles & tiles, int32_t n_tokens) {
     const int32_t shift = lctx_unit_shift(chunk_size), of_page = LCTX_PAGE_ROWS >> shift;
     const int64_t n_staged = (k_staged->ne[1] >> shift) / table->ne[1];
     GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[2] % table->ne[1] == 0 && ggml_is_contiguous(segs));
@@ -231,7 +256,7 @@ ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k
     GGML_ASSERT(chunk_size % 16 == 0);  // units are copied 16 bytes at a time
 
     ggml_tensor * result = ggml_view_tensor(ctx, staging_table);
-    set_params(result, lctx_fetch_params{LCTX_OP_FETCH, (int32_t)n_staged, chunk_size, n_run});
+    set_params(result, lctx_fetch_params{LCTX_OP_FETCH, (int32_t)n_staged, chunk_size, n_run, tiles, n_tokens});
     set_sources(result, {segs, k, v_pool, table, k_staged, v_staged, staging, staging_table});
     return result;
 }

@@ -5,7 +5,7 @@
 // itself when nothing is evicted. A cell's page is table[cell / 64].
 #pragma once
 
-#include "chunks.h"
+#include "choices.h"
 #include "ggml.h"
 #include "hadamard.h"
 #include "index.h"
@@ -82,6 +82,7 @@ struct lctx_attend_params {
     int16_t fixed;       // 1: the sums of a query do not depend on what else is computed (fixed.h)
     int32_t chunk_size;  // 0: segments of any rows, the same for all heads; else every head has its own, each inside one chunk, but
     int32_t n_run;       // the first n_run of them, which may be any rows
+    lctx_tiles tiles;    // tokens that share their chunks
     lctx_hadamard hadamard;
 };
 
@@ -101,14 +102,15 @@ struct lctx_select_params {
     float scale;  // of the attention
     int32_t rope_mode;
     lctx_chunks chunks;
+    int32_t n_tile;      // of the ubatch
+    uint32_t near_mask;  // as in lctx_attend_params: those runs are not in the index
 };
 
 // Place of `held` among the sources of *attend*, which *vote* takes over.
 constexpr int LCTX_ATTEND_HELD = 7;
 
-// The attention whose queries vote.
 struct lctx_vote_params {
-    lctx_attend_params attend;  // first: the sub-op
+    lctx_op op;
     lctx_retain retain;
 };
 
@@ -124,6 +126,8 @@ struct lctx_fetch_params {
     int32_t n_staged;    // staged units of a head
     int32_t chunk_size;  // every segment is inside one chunk, but
     int32_t n_run;       // the first n_run of a list, which may be any rows
+    lctx_tiles tiles;
+    int32_t n_tokens;
 };
 
 // True for the types that K and V rows can have: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1.
@@ -152,17 +156,6 @@ struct lctx_voter {
     int32_t votes;      // 1: its query votes
     int32_t undo_from;  // row with which the ubatch begins in its sequence, when anybody of it votes: scores are kept first; else -1
 };
-
-// One segment of one query: rows [row0, row1) of sequence seq, seen from the position of an angle row.
-struct lctx_segment {
-    int32_t row0;
-    int32_t row1;
-    int32_t angle;
-    int32_t seq;
-};
-
-// The chunks that n segments of one query and head read, in whole or in part: ascending, each once.
-std::vector<int32_t> lctx_chunks_of(const lctx_segment * segs, int64_t n, int32_t chunk_size);
 
 // cos and sin of n positions, one pair per rotated pair of dimensions, the magnitude included.
 //   pos:          I32 [n]
@@ -198,7 +191,7 @@ ggml_tensor * lctx_index(ggml_context * ctx, ggml_tensor * k, ggml_tensor * tabl
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated
 //   k:       result of lctx_store; v_pool, table, angles, near, held: as there
 //   segs:    I32 [4, n_seg, n_tokens]                lctx_segment
-//            I32 [4, n_seg, n_choice, n_tokens] with params.chunk_size > 0: result of lctx_select
+//            result of lctx_select with params.chunk_size > 0; params.tiles: those of select
 //   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
 // A query without any row gives 0 and LSE -inf.
 // With staged units table is the result of lctx_fetch, segs are those that it saw, and heads do not evict.
@@ -224,10 +217,16 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
 //   rows:     I32 [4, n_tokens]                       lctx_row
 //   segs:     I32 [4, n_given, n_tokens]              lctx_segment: runs, then far ranges, which begin and end with chunks
 //   angles, table, held: as for lctx_store
-//   result:   I32 [4, n_segment, n_choice, n_tokens]  lctx_segment; n_choice is n_head_kv by group, else n_head
+//   tiles:    I32 [n_tile]                            first token of each tile, ascending; NULL: none
+//   result:   I32 [4, n_segment, n_choice, n_unit]    lctx_choices; n_choice is n_head_kv by group, else n_head; n_unit is n_tokens
+//             without tiles
 ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * compared, ggml_tensor * rows, ggml_tensor * segs,
-                          ggml_tensor * angles, ggml_tensor * table, ggml_tensor * held, const lctx_chunks & chunks, float scale,
-                          int32_t rope_mode);
+                          ggml_tensor * angles, ggml_tensor * table, ggml_tensor * held, ggml_tensor * tiles, const lctx_chunks & chunks,
+                          float scale, int32_t rope_mode, uint32_t near_mask);
+// The chunks that a token and head of the ubatch read, in whole or in part: ascending, each once. data: of that result.
+std::vector<int32_t> lctx_chunks_read(const ggml_tensor * selected, const int32_t * data, int32_t token, int32_t head);
+// The tiles of that result, for its readers.
+lctx_tiles lctx_tiles_of(const ggml_tensor * selected);
 
 // The queries of the batch vote for the rows they have read: scores of all rows that are held, or of those whose fate is open
 // (lctx_retain::is_open).
@@ -248,7 +247,7 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
                          int32_t chunk_size, int32_t index_bits);
 
 // Bring the units that the batch reads close, where there is room: the least recently read ones make room.
-//   segs:       result of lctx_select; chunk_size, n_run: as of lctx_attend_params
+//   segs:       result of lctx_select; chunk_size, n_run, tiles: as of lctx_attend_params; n_tokens: of the ubatch
 //   k:          result of lctx_store into the pool of all pages; v_pool, table: as there
 //   k_staged: as k_pool [head_dim_k, n_head_kv*n_staged << shift]: head h has the units from h*n_staged on; v_staged likewise
 //   staging:   I32 [lctx_staging::size, n_head_kv]
@@ -256,4 +255,4 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
 //   result:     view of staging_table
 ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
                          ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging, ggml_tensor * staging_table,
-                         int32_t chunk_size, int32_t n_run);
+                         int32_t chunk_size, int32_t n_run, const lctx_tiles & tiles, int32_t n_tokens);

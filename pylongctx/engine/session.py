@@ -18,6 +18,7 @@ from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, parse
 
 FIRST_ROWS = 64
+TILE = 64  # tokens of a prompt for which LongHeads selects together
 NO_ROWS = np.empty((0, 0), np.float32)  # no logits
 UNCHECKED_BYTES = 32  # bytes per token of the context below which texts are tokenized without a size check
 
@@ -303,6 +304,14 @@ class Session:
         for watcher in self.watchers:
             n = watcher.cut(self.n_tokens, n)
         return n
+
+    def whole_tiles(self, n: int) -> int:
+        """Return how many of the next ``n`` tokens of a longer prompt to evaluate, up to a multiple of 64.
+
+        LongHeads selects for 64 tokens of a prompt together, so a prompt selects alike in pieces of any size.
+        """
+        end = (self.n_tokens + n) // TILE * TILE
+        return end - self.n_tokens if end > self.n_tokens else n
 
     def advance(self, tokens: Tokens, rows: Rows) -> None:
         """Record evaluated tokens; ``rows``: float32 [k, n_vocab], the logits after the last k of them."""

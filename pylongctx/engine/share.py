@@ -70,7 +70,8 @@ def _share(slot: Slot, job: Job, most: int) -> Share:
         n = min(n, job.pieces[0].first - slot.session.n_tokens)
     if job.every_row:
         n = min(n, max(1, ROW_BYTES // (4 * slot.session.context.n_vocab)))
-    return Share(slot, job, job.pending[: slot.session.next_step(n)])
+    n = slot.session.next_step(n)
+    return Share(slot, job, job.pending[: n if n == len(job.pending) else slot.session.whole_tiles(n)])
 
 
 def _drafted(shares: list[Share], room: int, times: StepTimes, end: End) -> list[Share]:

@@ -6,6 +6,7 @@ from pylongctx.methods.base import Method
 from pylongctx.methods.checks import check_int, check_multiple, check_word
 
 CHUNK_MULTIPLE = 16
+TILES = (1, 64)
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,7 @@ class LongHeads(Method):
         Tokens per chunk, a multiple of 16. None: 16.
     window : int or None
         Tokens that a query reads, counting its own chunk as complete: a multiple of ``chunk_size``. The neighbor
-        window of SelfExtend is added. None: an eighth of the context, at most half of the trained context, and at least
-        an eighth of the trained context, from 2048 to 4096.
+        window of SelfExtend is added. None: an eighth of the trained context, from 2048 to 4096, at most half of it.
     n_recent : int or None
         Chunks right before the query's own chunk that are always read, in addition to chunk 0 and the own chunk.
         None: the number that holds 128 tokens.
@@ -43,7 +43,15 @@ class LongHeads(Method):
         None: "full" up to the trained context, including RoPE scaling, and "dca" beyond it.
     select_from : int or None
         The first position whose query selects chunks; before it everything is read, which is cheaper there. At least
-        ``window``. None: ``window`` if that is given, else three times the automatic window.
+        ``window``. None: ``window`` if that is given; else 5/4 of ``tile_window``, or without tiles three times the
+        automatic window.
+    tile : int or None
+        Tokens of a prompt that share what they select, with the query heads of a KV head: 64, from a multiple of 64
+        on. Other tokens, such as those that are generated, select for themselves. 1: every token does (the
+        paper). None: 64 where keys are compared and ``n_ubatch`` is at least 64, else 1.
+    tile_window : int or None
+        Tokens that the queries of a tile read, counted as in ``window``: a multiple of ``chunk_size``. None: 2048 more
+        than ``window``, at most twice as many.
 
     Raises
     ------
@@ -65,6 +73,8 @@ class LongHeads(Method):
     representation: str | None = None
     position: str | None = None
     select_from: int | None = None
+    tile: int | None = None
+    tile_window: int | None = None
 
     name = "longheads"
     role = "base"
@@ -84,13 +94,17 @@ class LongHeads(Method):
     }
 
     def __post_init__(self) -> None:
-        minimums = {"n_recent": 0, "select_from": 0, "chunk_size": CHUNK_MULTIPLE, "window": CHUNK_MULTIPLE}
+        minimums = {"n_recent": 0, "select_from": 0, "chunk_size": CHUNK_MULTIPLE, "window": CHUNK_MULTIPLE, "tile": 1,
+                    "tile_window": CHUNK_MULTIPLE}  # fmt: skip
         for name, minimum in minimums.items():
             check_int(name, getattr(self, name), minimum)
         for name, words in self.words.items():
             check_word(name, getattr(self, name), words)
         check_multiple("chunk_size", self.chunk_size, str(CHUNK_MULTIPLE), CHUNK_MULTIPLE)
         check_multiple("window", self.window, "chunk_size", self.chunk_size)
+        check_multiple("tile_window", self.tile_window, "chunk_size", self.chunk_size)
+        if self.tile not in (None, *TILES):
+            raise ValueError(f"tile must be 64, or 1: every token of a prompt selects for itself; not {self.tile}")
 
     @classmethod
     def paper(cls, chunk_size: int | None = None, window: int | None = None) -> "LongHeads":
