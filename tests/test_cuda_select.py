@@ -61,7 +61,9 @@ MORE = [case.name for case in CHUNK_CASES[::3]] if thinning.run_all else []
 
 
 @thin(table=CASES)
-@pytest.mark.parametrize("name", dict.fromkeys([*(name for name in NAMES if name in CASES), *PLACED[::7], *TILED, *MORE]))
+@pytest.mark.parametrize(
+    "name", dict.fromkeys([*(name for name in NAMES if name in CASES), *PLACED[::7], *TILED, *MORE])
+)
 def test_chunks_equal_the_oracle(name):
     check(CASES[name])
 
@@ -123,7 +125,7 @@ def test_more_query_heads_than_meet_a_row_at_once(select, representation):
     )
 
 
-# rows, ubatch, heads, head_dim and method: 16 columns and their multiples and others, one tile and several, heads of no whole words
+# rows, ubatch, heads, head_dim and method: 16 columns, multiples and others, one tile or more, heads of no whole words
 ODD = [
     (257, 65, (1, 1), 24, TILE),
     (330, 330, (3, 1), 40, replace(TILE, n_recent=0)),

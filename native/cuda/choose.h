@@ -93,9 +93,8 @@ template <int WARPS, typename R> struct lctx_chooser {
         return sum;
     }
     __device__ void make_keys() const {
-        each_of(scores, all.first + thread(), all.end, STEP, [&](int c, float of_first) {
-            keys[c] = lctx_choice_key::of(slot_of(c) < 0 ? NAN : score(c, of_first));
-        });
+        each_of(scores, all.first + thread(), all.end, STEP,
+                [&](int c, float of_first) { keys[c] = lctx_choice_key::of(slot_of(c) < 0 ? NAN : score(c, of_first)); });
         sync();
     }
     // How many keys have each value of the digit at `shift`, of those that begin with `prefix`.

@@ -5,8 +5,7 @@
 #include "kernels.h"
 
 // to: [n_tokens][n_choice][n_expanded].
-void lctx_cuda_write_out(const lctx_cuda_queue & queue, const lctx_choices & choices, int32_t n_run, int32_t chunk_size,
-                         lctx_segment * to);
+void lctx_cuda_write_out(const lctx_cuda_queue & queue, const lctx_choices & choices, int32_t n_run, int32_t chunk_size, lctx_segment * to);
 
 // Bytes for all segments; 0: there are no tiles.
 template <typename A> size_t lctx_cuda_expanded_size(const A & a) {
