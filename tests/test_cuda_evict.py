@@ -53,7 +53,7 @@ OTHERS = [
     *("rope-neox-full", "rope-yarn-partial-factors-selfextend", "softcap-full", "softcap-longheads-group"),
     *("empty-chunks", "empty-summaries", "long-chunks", "open-chunk-exceeds-the-budget"),
     *("every-wider-than-window", "budget-is-nearly-recent", "scissorhands-window-one"),
-    *("tile-corm", "tile-h2o", "tile-h2o-selfextend", "tile-kvzip"),
+    *("tile-corm", "tile-h2o"),
     *("full-kvzip", "longheads-kvzip", "selfextend-h2o-adaptive", "adaptive-scissorhands", "kvzip-nothing"),
 ]
 BY_NAME = {case.name: case for case in EVICT_CASES}

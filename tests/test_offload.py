@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cases import SPECS
 from llamas import TEXT, new
+from session import assert_same
 from tiny_gguf import Shape, sparse_model
 
 from pylongctx._plan import Plan
@@ -112,7 +113,7 @@ def test_sequences_copies_and_states(start, tokens, name):
         s.clear()
         out.append(s.decode(tokens[40:140], 32))
         answers.append(np.concatenate(out))
-    np.testing.assert_array_equal(answers[1], answers[0])
+    assert_same(answers[1], answers[0])  # where no query chooses, other numbers of columns are multiplied together
 
 
 @pytest.mark.parametrize("spec", ["full", "window", "selfextend", "longheads+corm"])
@@ -196,8 +197,8 @@ def test_the_memory_that_is_given_is_enough(llama_8b):
 
 
 def test_without_a_number_it_is_a_part_of_the_cache(llama_8b):
-    """Inside the trained context: what is read before heads choose, three windows, or twice what one chooses."""
-    assert llama_8b(2**64 - 1) == 6 * GIB
+    """Inside the trained context: what is read before heads choose, or twice what one chooses."""
+    assert 0.9 * GIB <= llama_8b(2**64 - 1) < 1.1 * GIB
     assert GIB <= llama_8b(2**64 - 1, "longheads,window=4096") < 1.1 * GIB
 
 

@@ -18,9 +18,9 @@
     uint64_t q, k_pool, v_pool, pages, segs, angles, near;                                                                 \
     uint64_t dst; /* rows, then LSE; n_split > 1: partial states, each with its largest score and its sum */               \
     int q_head_stride, q_token_stride, k_row, v_row, page_head_stride, page_seq_stride, near_head_stride, near_seq_stride; \
-    int n_tokens, n_seg, n_split, near_mask, lse;                                                                          \
+    int n_tokens, n_tile, n_seg, n_split, near_mask, lse;                                                                  \
     float scale;                                                                                                           \
-    LAST(120, float, softcap)
+    LAST(124, float, softcap)
 
 #define LCTX_VK_MERGE(LAST)                                                                   \
     uint64_t states, dst;                                                                     \
@@ -32,13 +32,15 @@
     int k_row, index_row, page_head_stride, page_seq_stride; \
     LAST(48, int, n_rows)
 
-#define LCTX_VK_SCORE(LAST)                                                                           \
-    uint64_t q, index, pages, rows, segs, angles, scores; /* scores: [n_slab][n_head][n_chunk_max] */ \
-    int q_head_stride, q_token_stride, index_row, page_head_stride, page_seq_stride, n_chunk_max;     \
-    int first, n_slab; /* the tokens whose scores there is room for */                                \
-    LAST(88, float, scale)
+#define LCTX_VK_SCORE(LAST)                                                                            \
+    uint64_t q, index, pages, rows, segs, angles, tiles;                                               \
+    uint64_t scores; /* [n_slab][n_head][n_score]: of chunks, then the reference */                    \
+    int q_head_stride, q_token_stride, index_row, page_head_stride, page_seq_stride, n_score, n_tile;  \
+    int first, n_slab; /* the tokens outside of tiles, or the tiles, whose scores there is room for */ \
+    LAST(100, float, scale)
 
-#define LCTX_VK_CHOOSE(LAST)          \
-    uint64_t rows, segs, scores, dst; \
-    int n_chunk_max, first;           \
-    LAST(40, int, n_slab)
+#define LCTX_VK_CHOOSE(LAST)                                                              \
+    uint64_t rows, segs, tiles, scores;                                                   \
+    uint64_t dst; /* segments of tokens outside of tiles, or what is written for tiles */ \
+    int n_score, n_tile, first;                                                           \
+    LAST(52, int, n_slab)

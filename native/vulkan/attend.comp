@@ -5,6 +5,9 @@
 // A workgroup has one KV head, COLUMNS of its query heads (those of one token, then of the next), and every n_split-th block of 64 rows
 // that they read, which is a page. Keys are read by a thread for each row and half of the head, values by one for each element: one read
 // serves all heads of a group.
+//
+// Columns of a tile of tokens that share their chunks (../ops/choices.h) read the runs of each, then for each far range the chunks of one
+// list: their rows in a line are what blocks are of.
 #include "common.glsl"
 #define THREADS 128
 layout(local_size_x = THREADS) in;
@@ -21,6 +24,12 @@ layout(constant_id = 9) const int GROUP = 1;     // query heads of a KV head
 layout(constant_id = 10) const int COLUMNS = 1;  // a power of two
 layout(constant_id = 11) const int LANES = 128;  // threads for the elements of a value: a power of two, COLUMNS * LANES >= THREADS
 layout(constant_id = 12) const int N_CHOICE = 1;  // heads with segments of their own
+layout(constant_id = 13) const int SHARED = 0;    // 1: tokens of tiles, else those outside of them
+layout(constant_id = 14) const int TILE = 1;      // tokens of a tile
+layout(constant_id = 15) const int CHUNK_SIZE = 1;
+layout(constant_id = 16) const int N_RUN = 0;
+layout(constant_id = 17) const int N_GIVEN = 0;  // runs and far ranges
+layout(constant_id = 18) const int N_LIST = 0;   // chunks of a list at most
 layout(push_constant, std430) uniform Args { LCTX_VK_ATTEND(LAST) } a;
 
 const float NONE = -1e30;  // the score of a row that is not read
@@ -34,32 +43,66 @@ shared float buf[COLUMNS * DIM_K];  // queries
 shared float scores[HALVES * COLUMNS * PAGE_ROWS];
 shared float parts[THREADS];
 shared float factors[COLUMNS];
-shared int row0[COLUMNS], row1[COLUMNS], angles[COLUMNS], seqs[COLUMNS];
+shared int tokens[COLUMNS], row0[COLUMNS], row1[COLUMNS], angles[COLUMNS], seqs[COLUMNS];
+shared int cells[PAGE_ROWS];  // where the rows of a block of a list lie in the pools
 #include "rotate.glsl"
 
 int thread, head_kv, first, n_column;  // of this thread, of its workgroup
+uint64_t firsts, given, list;          // of tiles, of the workgroup's tile
+bool is_listed = false;                // whether rows are those of the list
 float m = NONE, l = 0.0;               // of the column whose softmax this thread takes part in: the largest score, a part of the sum
 float o[MY_COLUMNS * MY_DIMS];
 
-int token_of(int column) {
-    return (first + column) / GROUP;
-}
 int head_of(int column) {
     return head_kv * GROUP + (first + column) % GROUP;
 }
 
+// Of the chunks of the list, which ascend up to the first -1, those before a row, in rows.
+int listed_before(int row) {
+    int low = 0, high = N_LIST;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (uint(Ints(list).x[middle]) < uint(row / CHUNK_SIZE)) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low * CHUNK_SIZE;
+}
+
+// A segment of a column; of a far range what the list has of it.
+ivec4 segment_of(int column, int seg) {
+    const int index = (first + column) / GROUP, choice = head_of(column) * N_CHOICE / (N_HEAD_KV * GROUP);
+    const uint64_t segs = SHARED != 0 ? given : a.segs;
+    const int at = 4 * (SHARED != 0 ? index * N_GIVEN + seg : (index * N_CHOICE + choice) * a.n_seg + seg);
+    ivec4 s = ivec4(Ints(segs).x[at], Ints(segs).x[at + 1], Ints(segs).x[at + 2], Ints(segs).x[at + 3]);
+    if (is_listed) {
+        s.xy = s.x < s.y ? ivec2(listed_before(s.x), listed_before(s.y)) : ivec2(0);
+    }
+    return s;
+}
+
 // Where the columns read, and from which angle.
 void look_up(int seg) {
+    is_listed = SHARED != 0 && seg >= N_RUN;
     barrier();
     if (thread < COLUMNS) {
-        const int column = min(thread, n_column - 1), choice = head_of(column) * N_CHOICE / (N_HEAD_KV * GROUP);
-        const int at = 4 * ((token_of(column) * N_CHOICE + choice) * a.n_seg + seg);
-        row0[thread] = Ints(a.segs).x[at];
-        row1[thread] = thread < n_column ? Ints(a.segs).x[at + 1] : 0;
-        angles[thread] = Ints(a.segs).x[at + 2];
-        seqs[thread] = Ints(a.segs).x[at + 3];
+        const ivec4 s = segment_of(min(thread, n_column - 1), seg);
+        row0[thread] = s.x;
+        row1[thread] = thread < n_column ? s.y : 0;
+        angles[thread] = s.z;
+        seqs[thread] = s.w;
     }
     barrier();
+}
+
+bool reads_any() {
+    bool any = false;
+    for (int c = 0; c < COLUMNS; c++) {
+        any = any || row0[c] < row1[c];
+    }
+    return any;
 }
 
 void turn_queries() {
@@ -68,16 +111,20 @@ void turn_queries() {
         const int c = i / DIM_K;
         buf[i] = 0.0;
         if (row0[c] < row1[c]) {
-            const uint64_t q = a.q + uint64_t(head_of(c)) * uint64_t(a.q_head_stride) + uint64_t(token_of(c)) * uint64_t(a.q_token_stride);
+            const uint64_t q = a.q + uint64_t(head_of(c)) * uint64_t(a.q_head_stride) + uint64_t(tokens[c]) * uint64_t(a.q_token_stride);
             buf[i] = scale * rotated(q, i % DIM_K, a.angles + uint64_t(angles[c]) * uint64_t(4 * N_DIMS));
         }
     }
     transform(COLUMNS * DIM_K, HADAMARD_K);
 }
 
+uint64_t row_at(uint64_t rows, int row, int size) {
+    return is_listed ? rows + uint64_t(cells[row]) * uint64_t(size) : rows + uint64_t(row * size);
+}
+
 void score_rows(uint64_t k) {
     const int row = thread % PAGE_ROWS, part = thread / PAGE_ROWS;
-    const uint64_t at = k + uint64_t(row * a.k_row);
+    const uint64_t at = row_at(k, row, a.k_row);
     float sums[COLUMNS];
     for (int c = 0; c < COLUMNS; c++) {
         sums[c] = 0.0;
@@ -145,7 +192,7 @@ void add_values(uint64_t v, int begin, int end) {
     for (int row = begin; row < end; row++) {
         for (int i = 0; i < MY_DIMS; i++) {
             const int d = i * LANES + lane;
-            const float x = d < DIM_V ? element(TYPE_V, v + uint64_t(row * a.v_row), d) : 0.0;
+            const float x = d < DIM_V ? element(TYPE_V, row_at(v, row, a.v_row), d) : 0.0;
             for (int c = 0; c < MY_COLUMNS; c++) {
                 const float weight = scores[(c * GROUPS + group) * PAGE_ROWS + row];
                 o[c * MY_DIMS + i] += weight != 0.0 ? weight * x : 0.0;
@@ -163,18 +210,32 @@ bool is_read(int seq, int begin, int end) {
     return any;
 }
 
+// Find the rows of a block of the list.
+void find_cells(int pages, int block, int begin, int end) {
+    if (thread < PAGE_ROWS) {
+        const int at = clamp(block * PAGE_ROWS + thread, begin, end - 1);  // what is not read has a place as well
+        const int row = Ints(list).x[at / CHUNK_SIZE] * CHUNK_SIZE + at % CHUNK_SIZE;
+        cells[thread] = max(Ints(a.pages).x[pages + row / PAGE_ROWS], 0) * PAGE_ROWS + row % PAGE_ROWS;
+    }
+}
+
 void attend_block(int block, int seq, bool is_near, int begin, int end) {
-    const int page = seq * a.page_seq_stride + head_kv * a.page_head_stride + block, row = block * PAGE_ROWS;
-    uint64_t k = page_at(a.k_pool, a.k_row, a.pages, page);
+    const int pages = seq * a.page_seq_stride + head_kv * a.page_head_stride, row = block * PAGE_ROWS;
+    uint64_t k = is_listed ? a.k_pool : page_at(a.k_pool, a.k_row, a.pages, pages + block);
+    const uint64_t v = is_listed ? a.v_pool : page_at(a.v_pool, a.v_row, a.pages, pages + block);
     if (is_near) {
         k = a.near + uint64_t(seq) * uint64_t(a.near_seq_stride) + uint64_t(head_kv) * uint64_t(a.near_head_stride) +
             uint64_t(row % NEAR_ROWS) * uint64_t(a.k_row);
     }
     barrier();
+    if (is_listed) {
+        find_cells(pages, block, begin, end);
+        barrier();
+    }
     score_rows(k);
     barrier();
     weigh(block, seq);
-    add_values(page_at(a.v_pool, a.v_row, a.pages, page), max(begin - row, 0), min(end - row, PAGE_ROWS));
+    add_values(v, max(begin - row, 0), min(end - row, PAGE_ROWS));
 }
 
 // The columns of one sequence, of which c is the first; returns the blocks that were counted.
@@ -222,7 +283,7 @@ void put() {
         for (int part = 0; part < PER_COLUMN; part++) {
             sum += parts[c * PER_COLUMN + part];
         }
-        const int row = token_of(c) * N_HEAD_KV * GROUP + head_of(c);
+        const int row = tokens[c] * N_HEAD_KV * GROUP + head_of(c);
         Floats to = Floats(a.dst + uint64_t(whole ? row : row * a.n_split + int(gl_WorkGroupID.z)) * uint64_t(4 * size));
         for (int j = 0, d = lane; d < DIM_V; j++, d += LANES) {
             to.x[d] = !whole ? o[i * MY_DIMS + j] : sum != 0.0 ? o[i * MY_DIMS + j] / sum : 0.0;
@@ -237,18 +298,38 @@ void put() {
     }
 }
 
+// Which tokens the columns are of, and where what they read is written.
+void find_tokens() {
+    const int n_alone = a.n_tokens - a.n_tile * TILE;
+    first = int(gl_WorkGroupID.x) * COLUMNS;
+    n_column = min(n_alone * GROUP - first, COLUMNS);
+    firsts = a.segs + uint64_t(n_alone * N_CHOICE) * uint64_t(16 * a.n_seg);
+    if (SHARED != 0) {
+        const int tile = first / (TILE * GROUP);
+        const uint64_t all = firsts + uint64_t((a.n_tile + 3) / 4 * 16);
+        first -= tile * TILE * GROUP;
+        n_column = COLUMNS;
+        given = all + uint64_t(tile * TILE) * uint64_t(16 * N_GIVEN);
+        list = all + uint64_t(a.n_tile * TILE) * uint64_t(16 * N_GIVEN) + uint64_t(tile * N_HEAD_KV + head_kv) * uint64_t(4 * N_LIST);
+        if (thread < COLUMNS) {
+            tokens[thread] = Ints(firsts).x[tile] + (first + thread) / GROUP;
+        }
+    } else if (thread < COLUMNS) {
+        tokens[thread] = token_alone((first + thread) / GROUP, firsts, a.n_tile, TILE);
+    }
+}
+
 void main() {
     thread = int(gl_LocalInvocationID.x);
     head_kv = int(gl_WorkGroupID.y);
-    first = int(gl_WorkGroupID.x) * COLUMNS;
-    n_column = min(a.n_tokens * GROUP - first, COLUMNS);
+    find_tokens();
     for (int i = 0; i < MY_COLUMNS * MY_DIMS; i++) {
         o[i] = 0.0;
     }
     int n_block = 0, turned = -1;
-    for (int seg = 0; seg < a.n_seg; seg++) {
+    for (int seg = 0; seg < (SHARED != 0 ? N_GIVEN : a.n_seg); seg++) {
         look_up(seg);
-        if (COLUMNS == 1 && row0[0] >= row1[0]) {
+        if (!reads_any()) {
             continue;
         }
         if (COLUMNS > 1 || angles[0] != turned) {  // chosen chunks are seen from a few angles
@@ -257,7 +338,7 @@ void main() {
         }
         for (int c = 0; c < n_column; c++) {
             if (is_first_of_sequence(c)) {
-                n_block = attend_sequence(c, seg < 32 && (a.near_mask >> seg & 1) != 0, n_block);
+                n_block = attend_sequence(c, !is_listed && seg < 32 && (a.near_mask >> seg & 1) != 0, n_block);
             }
         }
     }

@@ -35,11 +35,12 @@ PUSHED(choose_push, LCTX_VK_CHOOSE, n_slab);
 #undef LAST
 
 constexpr int MOST_DIM = 576, OCTET = 8;
-constexpr int ATTEND_THREADS = 128;        // as attend.comp has them
-constexpr int SCORE_CHUNKS = 32;           // as score.comp has them
-constexpr int MOST_COLUMNS = 16;           // of a tile, 8 where values are wide: sums are in registers
-constexpr uint32_t MOST_GROUPS = 1 << 15;  // of a dispatch whose shader loops over the rest
-constexpr int64_t ENOUGH = 128;            // workgroups: where there are few, work is split among as many
+constexpr int ATTEND_THREADS = 128;                    // as attend.comp has them
+constexpr int SCORE_THREADS = 128, SCORE_CHUNKS = 32;  // as score.comp has them
+constexpr int MOST_COMPARED = 4;                       // queries of a tile at a time
+constexpr int MOST_COLUMNS = 16;                       // of a tile, 8 where values are wide: sums are in registers
+constexpr uint32_t MOST_GROUPS = 1 << 15;              // of a dispatch whose shader loops over the rest
+constexpr int64_t ENOUGH = 128;                        // workgroups: where there are few, work is split among as many
 // Bytes for the scores of *select*, of as many tokens at a time; in test builds few, so that a batch takes several turns.
 #ifdef LCTX_HARNESS
 constexpr int64_t MOST_SCORES = 64 << 10;
@@ -215,41 +216,60 @@ void store(recorder & r, const addressed & node) {
 
 // Shared memory of attend.comp.
 size_t tile_bytes(int columns, int head_dim_k) {
-    return sizeof(float) * ((size_t)columns * (head_dim_k + 2 * LCTX_PAGE_ROWS + 5) + ATTEND_THREADS);
+    return sizeof(float) * ((size_t)columns * (head_dim_k + 2 * LCTX_PAGE_ROWS + 6) + ATTEND_THREADS + LCTX_PAGE_ROWS);
 }
 
-// Queries and heads of a tile: no more than there are, and than the device has shared memory for.
-int columns_of(const lctx_attend_args & a, size_t most_shared) {
-    const int64_t n = (int64_t)a.n_tokens * (a.n_head / a.n_head_kv);
+// Queries and heads of a workgroup, for n of them: no more than there are, and than the device has shared memory for.
+int columns_of(const lctx_attend_args & a, int64_t n, size_t most_shared) {
     int columns = power_of_two((int)std::min<int64_t>(n, a.head_dim_v > 256 ? MOST_COLUMNS / 2 : MOST_COLUMNS));
-    if (a.params.chunk_size > 0) {  // that read the same
-        const int together = a.n_head / a.n_choice;
-        columns = std::min(columns, together & -together);
-    }
     while (columns > 1 && tile_bytes(columns, a.head_dim_k) > most_shared) {
         columns /= 2;
     }
     return columns;
 }
 
+// A dispatch of attend.comp: for tokens of tiles that share their chunks, or for those outside of them.
+struct attend_dispatch {
+    bool shared;
+    int columns;
+    int64_t n_group;  // workgroups for a KV head
+
+    attend_dispatch(const lctx_attend_args & a, bool shared, size_t most_shared) : shared(shared) {
+        const int64_t group = a.n_head / a.n_head_kv, n = group * (shared ? a.params.tiles.n_token() : a.choices().n_alone());
+        const int together = a.n_head / a.n_choice;  // heads that read the same
+        const bool apart = !shared && a.params.chunk_size > 0;
+        columns = columns_of(a, apart ? std::min<int64_t>(n, together & -together) : n, most_shared);
+        n_group = lctx_div_up(n, columns);
+    }
+    void record(recorder & r, const lctx_attend_args & a, const attend_push & push) const {
+        const lctx_cache_args & c = a.cache;
+        const lctx_tiles & t = a.params.tiles;
+        const int lanes = std::max(ATTEND_THREADS / columns, std::min(power_of_two(a.head_dim_v), ATTEND_THREADS));
+        const constants values =
+            constants_of(c.k_pool.type, c.v_pool.type, a.head_dim_k, a.head_dim_v, a.n_head_kv, a.n_dims, a.params.rope_mode,
+                         a.params.hadamard.k, std::max<int64_t>(1, c.near.rows), a.n_head / a.n_head_kv, columns, lanes, a.n_choice, shared,
+                         std::max(1, t.size), std::max(1, a.params.chunk_size), a.params.n_run, t.n_given, t.n_shared);
+        if (n_group > 0) {
+            r.dispatch(ATTEND, values, push, (uint32_t)n_group, (uint32_t)a.n_head_kv, (uint32_t)push.n_split);
+        }
+    }
+};
+
 void attend(recorder & r, const addressed & node) {
     const lctx_attend_args a = lctx_attend_args_of(&node.node);
     const lctx_cache_args & c = a.cache;
-    const int group = a.n_head / a.n_head_kv, columns = columns_of(a, r.ctx->device->properties.limits.maxComputeSharedMemorySize);
-    const int lanes = std::max(ATTEND_THREADS / columns, std::min(power_of_two(a.head_dim_v), ATTEND_THREADS));
-    const auto n_tile = (uint32_t)lctx_div_up((int64_t)a.n_tokens * group, columns);
-    const int64_t n_page = std::max<int64_t>(1, (int64_t)c.table.head_stride);
+    const size_t most_shared = r.ctx->device->properties.limits.maxComputeSharedMemorySize;
+    const attend_dispatch alone(a, false, most_shared), tiles(a, true, most_shared);
+    const int64_t n_page = std::max<int64_t>(1, (int64_t)c.table.head_stride), n_group = (alone.n_group + tiles.n_group) * a.n_head_kv;
     attend_push push = {};
     push_cache(push, c);
     push.q = address_of(a.q), push.segs = address_of(a.segs), push.angles = address_of(a.angles), push.dst = address_of(a.dst);
     push.q_head_stride = (int)a.q_head_stride, push.q_token_stride = (int)a.q_token_stride;
-    push.n_tokens = a.n_tokens, push.n_seg = a.n_seg, push.near_mask = (int)a.params.near_mask, push.lse = a.lse != nullptr;
-    push.n_split = (int)std::max<int64_t>(1, std::min(n_page, ENOUGH / ((int64_t)n_tile * a.n_head_kv)));
+    push.n_tokens = a.n_tokens, push.n_tile = a.params.tiles.n_tile, push.n_seg = a.n_seg;
+    push.near_mask = (int)a.params.near_mask, push.lse = a.lse != nullptr;
+    push.n_split = (int)std::max<int64_t>(1, std::min(n_page, ENOUGH / n_group));
     push.softcap = a.params.softcap;
     push.scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale;
-    const constants values =
-        constants_of(c.k_pool.type, c.v_pool.type, a.head_dim_k, a.head_dim_v, a.n_head_kv, a.n_dims, a.params.rope_mode,
-                     a.params.hadamard.k, std::max<int64_t>(1, c.near.rows), group, columns, lanes, a.n_choice);
     const int64_t n_row = (int64_t)a.n_tokens * a.n_head;
     merge_push merge = {0, push.dst, (int)n_row, 0, push.lse};
     lctx_vk_range written = node.result();
@@ -260,7 +280,8 @@ void attend(recorder & r, const addressed & node) {
     }
     r.barrier("attend", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(6)},
               {written});
-    r.dispatch(ATTEND, values, push, n_tile, (uint32_t)a.n_head_kv, (uint32_t)push.n_split);
+    alone.record(r, a, push);
+    tiles.record(r, a, push);  // rows of other tokens: no barrier
     if (push.n_split > 1 || a.params.hadamard.v != 0) {
         r.barrier("merge", {written}, {node.result()});
         r.dispatch(MERGE, {(uint32_t)a.head_dim_v, a.params.hadamard.v}, merge, groups_for(n_row));
@@ -283,31 +304,74 @@ void index(recorder & r, const addressed & node) {
     r.dispatch(INDEX, values, push, groups_for((int64_t)a.n_rows * a.n_head_kv));
 }
 
-// Scores of as many tokens as there is room for, then their choices; what every head reads is a list of segments, which *attend* splits.
-void select(recorder & r, const addressed & node) {
-    const lctx_select_args a = lctx_select_args_of(&node.node);
+// Numbers of a head among the scores of *select*: of chunks, then what it reads anyway.
+int32_t n_score(const lctx_select_args & a) {
+    return a.n_chunk_max + 1;
+}
+
+// Bytes for the scores of as many tokens or tiles, of n, as are taken at a time.
+size_t score_bytes(const lctx_select_args & a, int64_t n) {
+    const auto of_one = (int64_t)(a.n_head * n_score(a) * sizeof(float));
+    return (size_t)(of_one * std::clamp<int64_t>(MOST_SCORES / of_one, 1, std::max<int64_t>(1, n)));
+}
+
+// Queries of a tile that are compared at a time, as far as there is shared memory for score.comp.
+int compared_of(const lctx_select_args & a, size_t most_shared) {
+    const int n = a.chunks.tile / a.chunks.step;
+    const auto bytes = [&](int columns) { return sizeof(float) * ((size_t)columns * (2 * a.head_dim + 8) + 2 * SCORE_THREADS); };
+    int columns = std::min(MOST_COMPARED, n & -n);
+    while (columns > 1 && bytes(columns) > most_shared) {
+        columns /= 2;
+    }
+    return columns;
+}
+
+constants score_constants(const lctx_select_args & a, bool shared, size_t most_shared) {
     const lctx_chunks & c = a.chunks;
-    const size_t of_token = (size_t)a.n_head * std::max(a.n_chunk_max, 1) * sizeof(float);
-    const auto most = (int32_t)std::clamp<int64_t>(MOST_SCORES / (int64_t)of_token, 1, a.n_tokens);
-    const lctx_vk_range scores = {r.scratch(most * of_token), most * of_token};
+    return constants_of(a.head_dim, a.n_head, a.n_head / a.n_list, a.n_dims, a.rope_mode, a.index.hadamard(), c.chunk_size, c.n_run,
+                        c.n_range, a.index.bits, a.index.n_code(), c.tile, shared, shared ? c.step : 1,
+                        shared ? compared_of(a, most_shared) : 1, shared || c.by_group, a.near_mask);
+}
+
+constants choose_constants(const lctx_select_args & a, bool shared) {
+    const lctx_chunks & c = a.chunks;
+    return constants_of(a.n_head, shared ? a.n_list : a.n_choice, c.chunk_size, c.n_run, c.n_range, shared ? c.n_shared : c.n_free, c.tile,
+                        shared, !shared && c.by_group);
+}
+
+// Scores of as many tokens outside of tiles as there is room for, then their choices; or of tiles that share their chunks.
+void choose_for(recorder & r, const addressed & node, const lctx_select_args & a, bool shared, const lctx_vk_range & scores) {
+    const int32_t n = shared ? a.n_tile : a.choices().n_alone();
+    const auto most = (int32_t)(score_bytes(a, n) / (a.n_head * n_score(a) * sizeof(float)));
+    const uint64_t tiles = address_of(a.tiles);
     score_push score = {address_of(a.q), address_of(a.cache.index.data), address_of(a.cache.table.pages), address_of(a.rows)};
-    score.segs = address_of(a.segs), score.angles = address_of(a.angles), score.scores = scores.begin;
+    score.segs = address_of(a.segs), score.angles = address_of(a.angles), score.tiles = tiles, score.scores = scores.begin;
     score.q_head_stride = (int)a.q_head_stride, score.q_token_stride = (int)a.q_token_stride, score.index_row = (int)a.cache.index.row_size;
     score.page_head_stride = (int)a.cache.table.head_stride, score.page_seq_stride = (int)a.cache.table.seq_stride;
-    score.n_chunk_max = a.n_chunk_max, score.scale = a.scale;
-    choose_push choose = {score.rows, score.segs, score.scores, address_of(a.dst), a.n_chunk_max};
-    const constants to_score = constants_of(a.head_dim, a.n_head, a.n_head / a.n_list, a.n_dims, a.rope_mode, a.index.hadamard(),
-                                            c.chunk_size, c.n_run, c.n_range, a.index.bits, a.index.n_code());
-    const constants to_choose = constants_of(a.n_head, a.n_choice, c.chunk_size, c.n_run, c.n_range, c.n_free);
-    for (score.first = choose.first = 0; score.first < a.n_tokens; score.first = choose.first += most) {
-        score.n_slab = choose.n_slab = std::min(most, a.n_tokens - score.first);
-        const int64_t n_part = lctx_div_up(a.n_chunk_max + 1, SCORE_CHUNKS), n_query = (int64_t)score.n_slab * a.n_head;
-        r.barrier("score", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5)}, {scores});
+    score.n_score = n_score(a), score.n_tile = a.n_tile, score.scale = a.scale;
+    choose_push choose = {score.rows, score.segs, tiles, scores.begin, address_of(shared ? (const void *)a.choices().firsts() : a.dst)};
+    choose.n_score = n_score(a), choose.n_tile = a.n_tile;
+    const constants to_score = score_constants(a, shared, r.ctx->device->properties.limits.maxComputeSharedMemorySize);
+    const constants to_choose = choose_constants(a, shared);
+    const int64_t n_part = lctx_div_up(a.n_chunk_max + 1, SCORE_CHUNKS), n_choice = shared ? a.n_list : a.n_choice;
+    for (score.first = choose.first = 0; score.first < n; score.first = choose.first += most) {
+        score.n_slab = choose.n_slab = std::min(most, n - score.first);
+        r.barrier("score", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(7)},
+                  {scores});
         r.dispatch(SCORE, to_score, score, groups_for(score.n_slab), (uint32_t)a.n_head,
-                   (uint32_t)std::clamp<int64_t>(ENOUGH / n_query, 1, n_part));
-        r.barrier("choose", {node.range(2), node.range(3)}, {scores, node.result()});
-        r.dispatch(CHOOSE, to_choose, choose, groups_for((int64_t)choose.n_slab * a.n_choice));
+                   (uint32_t)std::clamp<int64_t>(ENOUGH / ((int64_t)score.n_slab * a.n_head), 1, n_part));
+        r.barrier("choose", {node.range(2), node.range(3), node.range(7)}, {scores, node.result()});
+        r.dispatch(CHOOSE, to_choose, choose, groups_for(choose.n_slab * n_choice));
     }
+}
+
+// What every head reads is a list of segments, which *attend* splits; that of a tile a list of chunks.
+void select(recorder & r, const addressed & node) {
+    const lctx_select_args a = lctx_select_args_of(&node.node);
+    const size_t size = std::max(score_bytes(a, a.choices().n_alone()), score_bytes(a, a.n_tile));
+    const lctx_vk_range scores = {r.scratch(size), size};
+    choose_for(r, node, a, false, scores);
+    choose_for(r, node, a, true, scores);
     r.ctx->prealloc_split_k_need_sync = true;
 }
 

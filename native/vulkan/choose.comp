@@ -1,7 +1,8 @@
 #version 460
-// *select*, second part: the best chunks of a query by their scores, ascending, after its runs. A workgroup per token and choice; a thread
-// has a part of the chunks to itself.
+// *select*, second part: the best chunks by their scores, ascending: of a token after its runs, of a tile as a list (../ops/choices.h). A
+// workgroup per token and choice, or per tile and KV head; a thread has a part of the chunks to itself.
 #include "common.glsl"
+#include "exact.glsl"
 #define THREADS 64
 layout(local_size_x = THREADS) in;
 layout(constant_id = 0) const int N_HEAD = 1;
@@ -9,17 +10,27 @@ layout(constant_id = 1) const int N_CHOICE = 1;
 layout(constant_id = 2) const int CHUNK_SIZE = 16;
 layout(constant_id = 3) const int N_RUN = 1;
 layout(constant_id = 4) const int N_RANGE = 1;
-layout(constant_id = 5) const int N_FREE = 1;
+layout(constant_id = 5) const int N_FREE = 1;  // chunks at most
+layout(constant_id = 6) const int TILE = 1;    // tokens of a tile
+layout(constant_id = 7) const int SHARED = 0;  // 1: of tiles, else of tokens outside of them
+layout(constant_id = 8) const int WEIGHS = 0;  // 1: heads add their weights
 layout(push_constant, std430) uniform Args { LCTX_VK_CHOOSE(LAST) } a;
 #include "reduce.glsl"
 
 const int HEADS = N_HEAD / N_CHOICE;  // which choose together
-const int N_GIVEN = N_RUN + N_RANGE, N_SEGMENT = N_RUN + N_FREE;
+const int N_GIVEN = N_RUN + N_RANGE, N_SEGMENT = N_RUN + N_FREE, GIVEN_SIZE = 4 * TILE * N_GIVEN;
 const uint EMPTY = 1;  // the key of a chunk in no range
+const float LEAST = -3.402823466e38;
 
 shared int firsts[N_RANGE], ends[N_RANGE];
+shared float mosts[HEADS], sums[HEADS];  // of the scores of a head
 int thread, token, seq, begin, end;  // of the chunks of this thread
 uint64_t scores, to;                 // keys take the place of the scores of the first head
+
+// Where the segments that the host has written for a tile lie, in numbers: after the first tokens of all.
+int given_at(int tile) {
+    return (a.n_tile + 3) / 4 * 4 + tile * GIVEN_SIZE;
+}
 
 void put(int segment, ivec4 x) {
     for (int i = 0; i < 4; i++) {
@@ -63,17 +74,41 @@ int slot_of(int chunk) {
     return -1;
 }
 
+float score_of(int h, int chunk) {
+    return Floats(scores).x[h * a.n_score + chunk];
+}
+
+bool is_number(float x) {
+    return (floatBitsToUint(x) & 0x7fffffff) <= 0x7f800000;
+}
+
+// The largest score of a head, and the sum of what all are next to it: of its chunks, and of what it reads anyway.
+void sum_head(int h) {
+    const float reference = score_of(h, a.n_score - 1);
+    float most = reference;
+    for (int chunk = begin; chunk < end; chunk++) {
+        most = slot_of(chunk) >= 0 && score_of(h, chunk) > most ? score_of(h, chunk) : most;
+    }
+    most = largest(most);
+    float sum = thread == 0 ? power_of_2(reference - most) : 0.0;
+    for (int chunk = begin; chunk < end; chunk++) {
+        sum += slot_of(chunk) >= 0 && is_number(score_of(h, chunk)) ? power_of_2(score_of(h, chunk) - most) : 0.0;
+    }
+    mosts[h] = most;
+    sums[h] = total(sum);
+}
+
 // Larger for a better score, as the CPU's lctx_key_of.
 uint key_of(int chunk) {
-    float sum = 0.0;
-    bool is_number = slot_of(chunk) >= 0;
+    float x = SHARED != 0 ? LEAST : 0.0;
+    bool is_scored = slot_of(chunk) >= 0;
     for (int h = 0; h < HEADS; h++) {
-        const float score = Floats(scores).x[h * a.n_chunk_max + chunk];
-        is_number = is_number && (floatBitsToUint(score) & 0x7fffffff) <= 0x7f800000;
-        sum += score;
+        const float score = score_of(h, chunk);
+        is_scored = is_scored && is_number(score);
+        x = SHARED != 0 ? max(x, score) : x + (WEIGHS != 0 ? divided(power_of_2(score - mosts[h]), sums[h]) : score);
     }
-    const uint bits = sum == 0.0 ? 0 : floatBitsToUint(max(sum, -3.402823466e38));  // one zero
-    return !is_number ? EMPTY : bits >> 31 != 0 ? ~bits : bits | 0x80000000;
+    const uint bits = x == 0.0 ? 0 : floatBitsToUint(max(x, LEAST));  // one zero
+    return !is_scored ? EMPTY : bits >> 31 != 0 ? ~bits : bits | 0x80000000;
 }
 
 uint key(int chunk) {
@@ -103,15 +138,23 @@ uint threshold(int n) {
     return low;
 }
 
-// Of this thread's chunks those above `least`, and the first `rest` of those at it: from segment `at` on, where at >= 0. Returns how many.
+void put_chunk(int at, int chunk, int slot) {
+    if (SHARED != 0) {
+        Ints(to).x[at] = chunk;
+    } else {
+        const ivec4 r = given(N_RUN + slot);
+        put(N_RUN + at, ivec4(chunk * CHUNK_SIZE, (chunk + 1) * CHUNK_SIZE, r.z, r.w));
+    }
+}
+
+// Of this thread's chunks those above `least`, and the first `rest` of those at it: from place `at` on, where at >= 0. Returns how many.
 int take(uint least, int rest, int at) {
     int n = 0;
     for (int chunk = begin; chunk < end; chunk++) {
         const bool is_taken = key(chunk) > least || key(chunk) == least && rest-- > 0;
         const int slot = is_taken ? slot_of(chunk) : -1;
         if (slot >= 0 && at >= 0) {
-            const ivec4 r = given(N_RUN + slot);
-            put(at + n, ivec4(chunk * CHUNK_SIZE, (chunk + 1) * CHUNK_SIZE, r.z, r.w));
+            put_chunk(at + n, chunk, slot);
         }
         n += int(slot >= 0);
     }
@@ -120,6 +163,9 @@ int take(uint least, int rest, int at) {
 
 // The n best; returns how many are in a range.
 int choose(int n) {
+    for (int h = 0; WEIGHS != 0 && h < HEADS; h++) {
+        sum_head(h);
+    }
     for (int chunk = begin; chunk < end; chunk++) {
         Ints(scores).x[chunk] = int(key_of(chunk));
     }
@@ -130,24 +176,47 @@ int choose(int n) {
     }
     const int rest = n - (least == 0xffffffff ? 0 : count(least + 1)) - sum_before(mine);
     const int n_mine = take(least, rest, -1);
-    take(least, rest, N_RUN + sum_before(n_mine));
+    take(least, rest, sum_before(n_mine));
     return int(total(float(n_mine)));
+}
+
+// The other segments of a token that has n chunks.
+void fill_segments(int n) {
+    for (int s = thread; s < N_SEGMENT; s += THREADS) {
+        if (s < N_RUN || s >= N_RUN + n) {
+            put(s, s < N_RUN ? given(s) : ivec4(0, 0, 0, seq));
+        }
+    }
+}
+
+// The end of a list of n chunks, and once for a tile what readers need next to its lists.
+void fill_list(int n, int tile, bool is_first) {
+    for (int i = n + thread; i < N_FREE; i += THREADS) {
+        Ints(to).x[i] = -1;
+    }
+    for (int i = thread; is_first && i < GIVEN_SIZE; i += THREADS) {
+        Ints(a.dst).x[given_at(tile) + i] = Ints(a.segs).x[4 * token * N_GIVEN + i];
+    }
+    if (is_first && thread == 0) {
+        Ints(a.dst).x[tile] = token;
+    }
 }
 
 void main() {
     thread = int(gl_LocalInvocationID.x);
     for (int i = int(gl_WorkGroupID.x); i < a.n_slab * N_CHOICE; i += int(gl_NumWorkGroups.x)) {
-        const int choice = i % N_CHOICE;
-        token = a.first + i / N_CHOICE;
+        const int choice = i % N_CHOICE, unit = a.first + i / N_CHOICE;  // a token outside of tiles, or a tile
+        token = SHARED != 0 ? Ints(a.tiles).x[unit] : token_alone(unit, a.tiles, a.n_tile, TILE);
         seq = Ints(a.rows).x[4 * token + 1];
-        scores = a.scores + uint64_t(i / N_CHOICE * N_HEAD + choice * HEADS) * uint64_t(4 * a.n_chunk_max);
-        to = a.dst + uint64_t(token * N_CHOICE + choice) * uint64_t(16 * N_SEGMENT);
+        scores = a.scores + uint64_t(i / N_CHOICE * N_HEAD + choice * HEADS) * uint64_t(4 * a.n_score);
+        const int ahead = SHARED != 0 ? 4 * given_at(a.n_tile) : 0;
+        to = a.dst + uint64_t(ahead) + uint64_t(unit * N_CHOICE + choice) * uint64_t(SHARED != 0 ? 4 * N_FREE : 16 * N_SEGMENT);
         int n = min(N_FREE, take_part());
         n = n > 0 ? choose(n) : 0;
-        for (int s = thread; s < N_SEGMENT; s += THREADS) {
-            if (s < N_RUN || s >= N_RUN + n) {
-                put(s, s < N_RUN ? given(s) : ivec4(0, 0, 0, seq));
-            }
+        if (SHARED != 0) {
+            fill_list(n, unit, choice == 0);
+        } else {
+            fill_segments(n);
         }
     }
 }

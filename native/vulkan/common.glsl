@@ -19,6 +19,14 @@ const float MOST_HALF = 65504.0;
 // of ggml_type
 const int F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, BF16 = 30;
 
+// The token that is the index-th outside of tiles; these begin at n_tile ascending tokens.
+int token_alone(int index, uint64_t firsts, int n_tile, int size) {
+    for (int tile = 0; tile < n_tile; tile++) {
+        index += Ints(firsts).x[tile] <= index ? size : 0;
+    }
+    return index;
+}
+
 uint word(uint64_t at, int i) {
     return uint(Words(at).x[i]);
 }

@@ -65,3 +65,15 @@ uint to_bf16(float x) {
     const uint bits = floatBitsToUint(x);
     return (bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 64 : bits + 0x7fff + (bits >> 16 & 1) >> 16;
 }
+
+// 2^x, to about 2e-4, and log2(x) as the CPU has them (../cpu/index.h): the same chunks are chosen, except at near ties.
+float power_of_2(float x) {
+    const float limited = max(x, -120.0), n = roundEven(limited), f = limited - n;
+    const float p = ((f * 0.0558011 + 0.2401397) * f + 0.6931472) * f + 1.0;
+    return uintBitsToFloat(floatBitsToUint(p) + (int(n) << 23));
+}
+float log_2(float x) {
+    const int bits = floatBitsToInt(x), exponent = bits - 0x3f3504f3 >> 23;
+    const float m = intBitsToFloat(bits - (exponent << 23)), z = divided(m - 1.0, m + 1.0), zz = z * z;
+    return float(exponent) + 2.88539008 * z * ((((1.0 / 9.0 * zz + 1.0 / 7.0) * zz + 1.0 / 5.0) * zz + 1.0 / 3.0) * zz + 1.0);
+}

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,6 @@ from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, parse
 
 FIRST_ROWS = 64
-TILE = 64  # tokens of a prompt for which LongHeads selects together
 NO_ROWS = np.empty((0, 0), np.float32)  # no logits
 UNCHECKED_BYTES = 32  # bytes per token of the context below which texts are tokenized without a size check
 
@@ -305,12 +305,18 @@ class Session:
             n = watcher.cut(self.n_tokens, n)
         return n
 
-    def whole_tiles(self, n: int) -> int:
-        """Return how many of the next ``n`` tokens of a longer prompt to evaluate, up to a multiple of 64.
+    @cached_property
+    def tile(self) -> int:
+        """The number of tokens of a prompt for which the method selects together."""
+        parts = self.method.parts if self.method else ()
+        return max((getattr(part, "tile", None) or 1 for part in parts), default=1)
 
-        LongHeads selects for 64 tokens of a prompt together, so a prompt selects alike in pieces of any size.
+    def whole_tiles(self, n: int) -> int:
+        """Return how many of the next ``n`` tokens of a longer prompt to evaluate: up to the end of a tile.
+
+        So a prompt selects alike in pieces of any size.
         """
-        end = (self.n_tokens + n) // TILE * TILE
+        end = (self.n_tokens + n) // self.tile * self.tile
         return end - self.n_tokens if end > self.n_tokens else n
 
     def advance(self, tokens: Tokens, rows: Rows) -> None:
