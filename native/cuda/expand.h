@@ -1,5 +1,5 @@
-// Choices with tiles (../ops/choices.h) written out as segments of every token, which is what the kernels of *attend*, *vote* and *fetch*
-// read. A: lctx_attend_args or lctx_fetch_args.
+// Choices with tiles (../ops/choices.h) written out as segments of every token, which is what other kernels read. A: their arguments, with
+// choices().
 #pragma once
 
 #include "kernels.h"
