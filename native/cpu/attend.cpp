@@ -4,7 +4,6 @@
 // is also split over the blocks that it reads, and the partial states are merged in their order at the end: the bits of a sum do not depend
 // on the number of threads. With params.fixed they depend on the query alone: tiles of any size are computed in the same way, and states
 // are merged at fixed cells.
-#include "block.h"
 #include "ggml-cpu-impl.h"
 #include "lists.h"
 
@@ -91,7 +90,7 @@ struct scratch {
     lctx_states picked;  // of the columns that read an item
     lctx_turned turned;
     lctx_tile_plan plan;
-    lctx_list_scratch list;
+    lctx_list_scratch list;  // in the same place: lists are read before
 
     static size_t block_size(const lctx_attend_args & a, const schedule & g) {
         return GGML_PAD(lctx_block_scratch::n_float(g.max_reader(), a.head_dim_k, g.dim_v) * sizeof(float), LCTX_CACHE_LINE);
@@ -104,10 +103,8 @@ struct scratch {
         return GGML_PAD(picked_size(g) + (g.has_pieces(a) ? 2 : 1) * g.state_size() * sizeof(float), LCTX_CACHE_LINE);
     }
     static size_t size(const lctx_attend_args & a, const schedule & g) {
-        return GGML_PAD(list_at(a, g) + lctx_list_scratch::size(a), LCTX_CACHE_LINE);
-    }
-    static size_t list_at(const lctx_attend_args & a, const schedule & g) {
-        return GGML_PAD(block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g) + lctx_tile_plan::size(a, g), LCTX_CACHE_LINE);
+        const size_t of_tiles = block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g) + lctx_tile_plan::size(a, g);
+        return GGML_PAD(std::max(of_tiles, lctx_list_scratch::size(a)), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_attend_args & a, const schedule & g)
         : block((float *)base, g.max_reader(), a.head_dim_k, g.dim_v),
@@ -116,7 +113,7 @@ struct scratch {
                  g.dim_v),
           turned(base + block_size(a, g) + states_size(a, g), a, g),
           plan(base + block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g), g),
-          list(base + list_at(a, g), a) {}
+          list(base, a) {}
 };
 
 // The states of the readers: those of the tile when all columns read the item, else sums of their own and the outputs of the tile.
@@ -141,15 +138,7 @@ LCTX_ALONE void attend_item(const lctx_attend_args & a, const lctx_tile & tile, 
     item.load_queries(a, tile, columns, w.block.rotated, w.turned);
     lctx_round_for_scores(a, columns);
     const lctx_states own = states_of(item, tile, w, st, columns.n_pad);
-    for (int i = first; i < end; i++) {
-        const int index = item.first_block() + i, cell = item.block_lo(index), n = item.block_hi(index) - cell;
-        const lctx_block block = {cell, n, item.head_kv, item.seq, item.near, i + 1 < end ? cell + n : item.next};
-        lctx_attend_block(a, columns, item.cells, block, own, w.block, [&](float * s, int cell_step, int column_step) {
-            if (item.is_partial(cell, n)) {
-                item.mask(a, n, s, cell_step, column_step, [&](int x) { return cell + x; });
-            }
-        });
-    }
+    lctx_attend_blocks(a, columns, item, first, end, own, w.block);
     for (int i = 0; own.m != st.m && i < item.n; i++) {
         st.m[item.readers[i].column] = own.m[i], st.l[item.readers[i].column] = own.l[i];
     }

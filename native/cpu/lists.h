@@ -4,8 +4,7 @@
 // columns. Runs, which end at the query's own row, follow as blocks of the cache.
 #pragma once
 
-#include "block.h"
-#include "walk.h"
+#include "items.h"
 
 // Heads of a tile whose columns are computed together.
 static inline int lctx_list_heads(const lctx_attend_args & a) {
@@ -57,7 +56,10 @@ class lctx_list_attention {
           given_(choices_.given(index, 0)),
           cells_(a.cache, tile.head_kv, given_->seq),
           columns_(w.block.queries, tile.n_column, a.head_dim_k, a.params.fixed, false),
-          states_(w.states, columns_.n_pad, w.dim_v(a)) {}
+          states_(w.states, columns_.n_pad, w.dim_v(a)),
+          host_(a) {
+        host_.segs = given_, host_.n_seg = choices_.tiles.n_given, host_.n_choice = 1;
+    }
 
     void run() {
         states_.clear(columns_.n_pad);
@@ -73,14 +75,17 @@ class lctx_list_attention {
     }
 
   private:
-    // Queries as they see segment `seg` of what the host has written.
-    void load(int seg) {
-        columns_.clear();
+    // Segment `seg` of what the host has written, which all columns read.
+    lctx_item item_of(int seg) const {
         for (int c = 0; c < tile_.n_column; c++) {
-            const int32_t angle = given_[(c / tile_.n_head) * choices_.tiles.n_given + seg].angle;
-            lctx_turn_query(a_, tile_, c, angle, w_.block.rotated);
-            columns_.set(c, w_.block.rotated, lctx_query_scale(a_.params.scale, a_.params.softcap));
+            const int32_t index = c / tile_.n_head * host_.n_seg + seg;
+            w_.readers[c] = {c, index, given_[index].angle};
         }
+        return {host_, tile_.head_kv, w_.readers, tile_.n_column};
+    }
+    // Queries as they see the item.
+    void load(const lctx_item & item) const {
+        item.load_queries(host_, tile_, columns_, w_.block.rotated);
         lctx_round_for_scores(a_, columns_);
     }
     // The chunks of the list that lie in a far range.
@@ -95,7 +100,7 @@ class lctx_list_attention {
                 continue;
             }
             if (!loaded) {
-                load(slot);
+                load(item_of(slot));
                 loaded = true;
             }
             n = add(cells_.cell(*chunk * size), cells_.cell((*chunk + 1) * size), n);
@@ -131,26 +136,11 @@ class lctx_list_attention {
                          [](float *, int, int) {});
     }
     // A run: each column up to its own row.
-    void attend_run(int run) {
-        lctx_attend_args runs = a_;
-        runs.segs = given_, runs.n_seg = choices_.tiles.n_given, runs.n_choice = 1;
-        for (int c = 0; c < tile_.n_column; c++) {
-            const int32_t seg = (c / tile_.n_head) * runs.n_seg + run;
-            w_.readers[c] = {c, seg, given_[seg].angle};
-        }
-        const lctx_item item(runs, tile_.head_kv, w_.readers, tile_.n_column);
-        if (item.n_block() == 0) {
-            return;
-        }
-        load(run);
-        for (int i = 0; i < item.n_block(); i++) {
-            const int b = item.first_block() + i, cell = item.block_lo(b), n = item.block_hi(b) - cell;
-            const lctx_block block = {cell, n, item.head_kv, item.seq, item.near, i + 1 < item.n_block() ? cell + n : -1};
-            lctx_attend_block(a_, columns_, item.cells, block, states_, w_.block, [&](float * s, int cell_step, int column_step) {
-                if (item.is_partial(cell, n)) {
-                    item.mask(runs, n, s, cell_step, column_step, [&](int x) { return cell + x; });
-                }
-            });
+    void attend_run(int run) const {
+        const lctx_item item = item_of(run);
+        if (item.n_block() > 0) {
+            load(item);
+            lctx_attend_blocks(host_, columns_, item, 0, item.n_block(), states_, w_.block);
         }
     }
 
@@ -163,6 +153,7 @@ class lctx_list_attention {
     const lctx_cells cells_;
     const lctx_columns columns_;
     const lctx_states states_;
+    lctx_attend_args host_;  // with what the host has written as segments
 };
 
 static LCTX_ALONE void lctx_attend_list(const lctx_attend_args & a, int64_t job, const lctx_list_scratch & w) {

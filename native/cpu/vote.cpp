@@ -187,20 +187,10 @@ void vote_together(const ggml_compute_params * params, const lctx_vote_args & v,
     }
 }
 
-// The same votes with the lists of tiles written out for every token, at `segs` if there are any.
-lctx_vote_args expanded(const lctx_vote_args & args, lctx_segment * segs) {
-    lctx_vote_args all = args;
-    if (args.attend.params.tiles.n_tile > 0) {
-        all.attend.n_seg = args.attend.choices().n_expanded(args.attend.params.n_run);
-        all.attend.segs = segs;
-        all.attend.params.tiles.n_tile = 0;
-    }
-    return all;
-}
-
-size_t expanded_size(const lctx_vote_args & args) {
-    const lctx_attend_args a = expanded(args, nullptr).attend;
-    return args.attend.params.tiles.n_tile > 0 ? (size_t)a.n_tokens * a.n_choice * a.n_seg * sizeof(lctx_segment) : 0;
+// The same votes with the lists of tiles, if there are any, written out for every token at `segs`.
+lctx_vote_args expanded(const lctx_vote_args & args, const lctx_segment * segs) {
+    const bool has_tiles = args.attend.params.tiles.n_tile > 0;
+    return {has_tiles ? lctx_expanded_args(args.attend, segs) : args.attend, args.voters, args.retain};
 }
 
 // segs: [n_tokens][n_choice][n_seg] of `all`.
@@ -218,14 +208,14 @@ void expand(const ggml_compute_params * params, const lctx_attend_args & from, c
 
 size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks) {
     const lctx_attend_args a = expanded(args, nullptr).attend;
-    return LCTX_CACHE_LINE + expanded_size(args) + scratch::size(a) * n_tasks + schedule(a, n_tasks).size() +
+    return LCTX_CACHE_LINE + lctx_expanded_size(args.attend) + scratch::size(a) * n_tasks + schedule(a, n_tasks).size() +
            lctx_tiling::cut_size(a) * sizeof(int32_t);
 }
 
 void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & given) {
     char * base = (char *)GGML_PAD((uintptr_t)params->wdata, LCTX_CACHE_LINE);
     auto * segs = (lctx_segment *)base;
-    base += expanded_size(given);
+    base += lctx_expanded_size(given.attend);
     const lctx_vote_args args = expanded(given, segs);
     const lctx_attend_args & a = args.attend;
     expand(params, given.attend, a, segs);

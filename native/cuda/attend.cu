@@ -343,8 +343,8 @@ void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_ar
 }
 
 size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend_args & args) {
-    if (const size_t expanded = lctx_cuda_expanded_size(args)) {
-        return expanded + lctx_cuda_attend_wsize(device, lctx_cuda_expanded(args, nullptr));
+    if (const size_t expanded = lctx_expanded_size(args)) {
+        return expanded + lctx_cuda_attend_wsize(device, lctx_expanded_args(args, nullptr));
     }
     if (lctx_cuda_decodes(args)) {
         return lctx_cuda_decode_wsize(device, args);

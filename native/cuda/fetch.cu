@@ -222,7 +222,7 @@ __global__ void copy(const lctx_fetch_args a, const jobs in) {
 }  // namespace
 
 size_t lctx_cuda_fetch_wsize(const lctx_cuda_device &, const lctx_fetch_args & args) {
-    return lctx_cuda_expanded_size(args) + args.n_head_kv * jobs{nullptr, args.params.n_staged}.size() * sizeof(int32_t);
+    return lctx_expanded_size(args) + args.n_head_kv * jobs{nullptr, args.params.n_staged}.size() * sizeof(int32_t);
 }
 
 size_t lctx_cuda_fetch_shared(const lctx_fetch_args & args) {

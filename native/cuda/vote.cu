@@ -392,8 +392,8 @@ template <typename F> auto with_shape(const lctx_attend_args & a, F && f) {
 }  // namespace
 
 size_t lctx_cuda_vote_wsize(const lctx_cuda_device & device, const lctx_vote_args & args) {
-    if (const size_t expanded = lctx_cuda_expanded_size(args.attend)) {
-        return expanded + lctx_cuda_vote_wsize(device, {lctx_cuda_expanded(args.attend, nullptr), args.voters, args.retain});
+    if (const size_t expanded = lctx_expanded_size(args.attend)) {
+        return expanded + lctx_cuda_vote_wsize(device, {lctx_expanded_args(args.attend, nullptr), args.voters, args.retain});
     }
     return with_shape(args.attend, [&](auto s) { return prepared::size<decltype(s)>(args.attend); });
 }

@@ -59,24 +59,15 @@ bool is_reserved(const llama_ubatch & ubatch) {
     return !ubatch.seq_id || !ubatch.seq_id[0] || ubatch.seq_id[0] == ubatch.seq_id_unq;
 }
 
-// The tokens of a ubatch for a method; none of a reserved one.
-struct batch_tokens {
-    std::vector<int32_t> pos, seq;
-    lctx_batch_tiles tiles;
-
-    batch_tokens(const lctx_method & method, const llama_ubatch & ubatch)
-        : pos(ubatch.pos, ubatch.pos + n_token(ubatch)), seq(sequences(ubatch)), tiles(method, pos, seq) {}
-
-  private:
-    static int32_t n_token(const llama_ubatch & ubatch) { return is_reserved(ubatch) ? 0 : (int32_t)ubatch.n_tokens; }
-    static std::vector<int32_t> sequences(const llama_ubatch & ubatch) {
-        std::vector<int32_t> seq(n_token(ubatch));
-        for (size_t i = 0; i < seq.size(); i++) {
-            seq[i] = ubatch.seq_id[i][0];
-        }
-        return seq;
+// The tiles of a ubatch; a reserved one has no tokens.
+lctx_batch_tiles tiles_of(const lctx_method & method, const llama_ubatch & ubatch) {
+    const uint32_t n = is_reserved(ubatch) ? 0 : ubatch.n_tokens;
+    std::vector<int32_t> seq(n);
+    for (uint32_t i = 0; i < n; i++) {
+        seq[i] = ubatch.seq_id[i][0];
     }
-};
+    return {method, std::vector<int32_t>(ubatch.pos, ubatch.pos + n), seq};
+}
 
 const lctx_kv_cache * cache_of(const llm_graph_context & graph) {
     const auto * view = dynamic_cast<const lctx_batch_view *>(graph.mctx);
@@ -225,10 +216,10 @@ void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
     const lctx_method & method = cache.method();
     const int32_t n_seg = method.n_segment();
     std::vector<lctx_segment> seg((size_t)ubatch.n_tokens * n_seg);
-    const batch_tokens tokens(method, ubatch);
+    const lctx_batch_tiles of_batch = tiles_of(method, ubatch);
     for (size_t i = 0; i < seg.size(); i += n_seg) {
         const int32_t token = (int32_t)(i / n_seg);
-        tokens.tiles.segments(method, tokens.pos, token, &seg[i]);
+        of_batch.segments(token, &seg[i]);
         if (method.n_span() > 1) {
             set_spans(cache.sequences()[ubatch.seq_id[token][0]].spans, ubatch.pos[token] + 1, &seg[i]);
         }
@@ -242,7 +233,7 @@ void lctx_inputs::set_segments(const llama_ubatch & ubatch) {
     }
     put(cache, segs, seg.data());
     if (tiles) {
-        put(cache, tiles, tokens.tiles.choosing.data());
+        put(cache, tiles, of_batch.choosing().data());
     }
 }
 
@@ -261,9 +252,9 @@ lctx_inputs::topology lctx_inputs::topology_of(const llama_ubatch & ubatch) cons
     if (!method.chunks()) {
         return {false, 0};
     }
-    const batch_tokens tokens(method, ubatch);
-    if (cache.always_selects() || is_reserved(ubatch) || tokens.tiles.selects(method, tokens.pos)) {
-        return {true, (int64_t)tokens.tiles.choosing.size()};
+    const lctx_batch_tiles of_batch = tiles_of(method, ubatch);
+    if (cache.always_selects() || is_reserved(ubatch) || of_batch.selects()) {
+        return {true, (int64_t)of_batch.choosing().size()};
     }
     return {false, 0};
 }

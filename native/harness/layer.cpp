@@ -94,9 +94,10 @@ void lctx_op_ubatch::add_inputs() {
     if (layer.summaries) {
         in.chunk_rows = g.tensor(GGML_TYPE_I32, 4, n);
     }
-    in.selects = layer.always_selects || tiles().selects(method, rows());
-    if (in.selects && !tiles().choosing.empty()) {
-        in.tiles = g.tensor(GGML_TYPE_I32, (int64_t)tiles().choosing.size());
+    const lctx_batch_tiles of_batch = tiles();
+    in.selects = layer.always_selects || of_batch.selects();
+    if (in.selects && !of_batch.choosing().empty()) {
+        in.tiles = g.tensor(GGML_TYPE_I32, (int64_t)of_batch.choosing().size());
     }
     if (method.retain()) {
         in.voters = g.tensor(GGML_TYPE_I32, 4, n);
@@ -130,14 +131,10 @@ void lctx_op_ubatch::add_nodes() {
     }
 }
 
-std::vector<int32_t> lctx_op_ubatch::rows() const {
-    std::vector<int32_t> all(n);
-    std::iota(all.begin(), all.end(), first);
-    return all;
-}
-
 lctx_batch_tiles lctx_op_ubatch::tiles() const {
-    return {layer.method, rows(), std::vector<int32_t>(n, 0)};
+    std::vector<int32_t> rows(n);
+    std::iota(rows.begin(), rows.end(), first);
+    return {layer.method, rows, std::vector<int32_t>(n, 0)};
 }
 
 ggml_tensor * lctx_op_ubatch::node(lctx_op op) const {
@@ -188,10 +185,10 @@ void lctx_op_ubatch::fill_segments() const {
     std::vector<lctx_segment> filled((size_t)n * n_seg);
     const lctx_batch_tiles of_batch = tiles();
     if (in.tiles) {
-        lctx_fill(in.tiles, of_batch.choosing.data());
+        lctx_fill(in.tiles, of_batch.choosing().data());
     }
     for (int32_t i = 0; i < n; i++) {
-        of_batch.segments(method, rows(), i, &filled[(size_t)i * n_seg]);
+        of_batch.segments(i, &filled[(size_t)i * n_seg]);
         for (int32_t s = 0; s < n_seg; s++) {
             filled[(size_t)i * n_seg + s].angle += i * method.n_angle();
         }

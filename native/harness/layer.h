@@ -56,7 +56,6 @@ struct lctx_op_ubatch {
     void add_inputs();
     void add_nodes();
     void fill_segments() const;
-    std::vector<int32_t> rows() const;
     lctx_batch_tiles tiles() const;
 };
 

@@ -37,12 +37,12 @@ int32_t lctx_filter::first_near(int32_t p) const {
 
 lctx_filter::whole lctx_filter::read_whole(int32_t p, int32_t last) const {
     const int32_t size = chunks_.chunk_size, near = first_near(p);
-    std::vector<lctx_segment> now(n_base_), then(n_base_);
-    std::vector<interval> borders;  // from where a segment begins at first to where it begins at last
-    base_.segments(p, now.data());
-    base_.segments(last, then.data());
+    lctx_segment now[MOST], then[MOST];
+    std::vector<interval> borders(n_base_);  // from where a segment begins at first to where it begins at last
+    base_.segments(p, now);
+    base_.segments(last, then);
     for (int32_t s = 0; s < n_base_; s++) {
-        borders.push_back({now[s].row0 / size * size, (then[s].row0 + size - 1) / size * size});
+        borders[s] = {now[s].row0 / size * size, (then[s].row0 + size - 1) / size * size};
     }
     std::sort(borders.begin(), borders.end(), [](const interval & a, const interval & b) { return a.first < b.first; });
     whole w;

@@ -4,14 +4,21 @@
 
 #include "method.h"
 
-struct lctx_batch_tiles {
-    std::vector<int32_t> first;     // of every token: the first one of its tile, or -1: it is in none
-    std::vector<int32_t> choosing;  // first tokens of the tiles that choose; the others read everything
+class lctx_batch_tiles {
+  public:
+    // Tokens at positions pos of sequences seq. The method outlives this.
+    lctx_batch_tiles(const lctx_method & method, std::vector<int32_t> pos, const std::vector<int32_t> & seq);
 
-    // Tokens at positions pos of sequences seq.
-    lctx_batch_tiles(const lctx_method & method, const std::vector<int32_t> & pos, const std::vector<int32_t> & seq);
+    // First tokens of the tiles that choose; the tokens of others read everything.
+    const std::vector<int32_t> & choosing() const { return choosing_; }
     // Whether a token chooses, alone or with its tile.
-    bool selects(const lctx_method & method, const std::vector<int32_t> & pos) const;
+    bool selects() const;
     // n_segment() segments of a token.
-    void segments(const lctx_method & method, const std::vector<int32_t> & pos, int32_t token, lctx_segment * segs) const;
+    void segments(int32_t token, lctx_segment * segs) const;
+
+  private:
+    const lctx_method & method_;
+    std::vector<int32_t> pos_;
+    std::vector<int32_t> first_;  // of every token: the first one of its tile, or -1: it is in none
+    std::vector<int32_t> choosing_;
 };

@@ -238,3 +238,20 @@ struct lctx_fetch_args {
         entry(head, key) = -1;
     }
 };
+
+// Bytes of the segments of all tokens and choices, where lists of tiles are written out (lctx_expanded); 0: there are no tiles. A:
+// arguments with choices().
+template <typename A> size_t lctx_expanded_size(const A & a) {
+    constexpr size_t ALIGNMENT = 256;
+    const size_t n = (size_t)a.n_tokens * a.n_choice * a.choices().n_expanded(a.params.n_run) * sizeof(lctx_segment);
+    return a.params.tiles.n_tile > 0 ? (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
+}
+
+// The same arguments without tiles, their segments at `segs`.
+template <typename A> A lctx_expanded_args(const A & a, const lctx_segment * segs) {
+    A expanded = a;
+    expanded.segs = segs;
+    expanded.n_seg = a.choices().n_expanded(a.params.n_run);
+    expanded.params.tiles = {};
+    return expanded;
+}
