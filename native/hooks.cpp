@@ -93,14 +93,15 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
     const std::string text = pending_method(pending);
     const uint32_t n_ctx = pending.active ? pending.n_ctx : cparams.n_ctx_seq;
     const int32_t head_dim = pending.layers.empty() ? 0 : (int32_t)model.hparams.n_embd_head_k(pending.layers.front().il);
-    auto method =
-        lctx_method_create(lctx_method_parse(text), {trained_context(model, cparams), (int32_t)n_ctx, head_dim, (int32_t)cparams.n_ubatch});
+    const bool fixed = pending.active && pending.fixed;
+    auto method = lctx_method_create(lctx_method_parse(text),
+                                     {trained_context(model, cparams), (int32_t)n_ctx, head_dim, (int32_t)cparams.n_ubatch, fixed});
     auto cache = std::make_unique<lctx_kv_cache>(model, params, cparams, pending.layers, std::move(method), n_ctx,
                                                  pending.active ? pending.kv_limit : 0, pending.active ? pending.kv_offload : 0);
     if (foreign && foreign->n_keep_tail() > 0 && cache->method().retain()) {
         throw lctx_refusal("snapshots of recurrent states (n_rs_seq) do not go with an eviction rule, which divides batches elsewhere");
     }
-    cache->fix(pending.active && pending.fixed);
+    cache->fix(fixed);
     if (cache->is_fixed() && cache->method().retain()) {
         throw lctx_refusal("deterministic: what a rule evicts depends on where batches end; use a method without a rule");
     }

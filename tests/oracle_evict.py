@@ -121,8 +121,8 @@ Decide = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
 
 def moved(weights: np.ndarray, by: float) -> np.ndarray:
-    """Return every weight as if the score of that row alone were larger by ``by``."""
-    return weights * np.exp(by) / (1 + weights * np.expm1(by))
+    """Return every weight as if its score alone were larger by ``by``, but not in the sum that it is divided by."""
+    return weights * np.exp(by)
 
 
 @dataclass(frozen=True)

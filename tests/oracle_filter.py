@@ -29,10 +29,11 @@ class LongHeads:
     tile_window: int = 0
 
     def text(self) -> str:
-        names = ("chunk_size", "window", "n_recent", "select", "representation", "position", "tile")
-        names += ("tile_window",) * (self.tile > 1)
-        options = [f"{name}={getattr(self, name)}" for name in names]
-        return ",".join(["longheads", *options, *[f"select_from={self.window}"] * (self.position != "packed")])
+        names = ("chunk_size", "window", "n_recent", "select", "representation", "position")
+        options = {name: getattr(self, name) for name in names}
+        options |= {"select_from": self.window} if self.position != "packed" else {}
+        options |= {"tile": self.tile} | ({"tile_window": self.tile_window} if self.tile > 1 else {})
+        return ",".join(["longheads", *(f"{name}={value}" for name, value in options.items())])
 
     @property
     def base(self) -> Method:

@@ -190,7 +190,7 @@ def test_inspect_prints_the_numbers(inspected):
 def test_inspect_says_that_a_short_text_is_read_whole(inspected, capsys, tmp_path):
     assert "tokens are read, as in any text" not in inspected[0].stdout
     assert main(["inspect", "--method", "longheads", "--length", "300", "--out", str(tmp_path)]) == 0
-    assert "tokens are read, as in any text of up to 768: try --length 1536" in capsys.readouterr().out
+    assert "tokens are read, as in any text of up to 640: try --length 1280" in capsys.readouterr().out
 
 
 def test_inspect_without_matplotlib_prints_the_numbers(monkeypatch, capsys, tmp_path):

@@ -131,7 +131,7 @@ ODD = [
     (330, 330, (3, 1), 40, replace(TILE, n_recent=0)),
     (300, 290, (13, 1), 72, replace(TILE, representation="keys1")),
     (420, 397, (5, 5), 8, replace(TILE, chunk_size=48, window=192, tile_window=336)),
-    (401, 130, (6, 2), 104, replace(TILE, tile=128, select="group", tile_window=64)),
+    (401, 130, (6, 2), 104, replace(TILE, select="group", tile_window=64)),
 ]
 
 

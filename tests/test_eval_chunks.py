@@ -39,7 +39,7 @@ def test_the_questions_are_those_of_passkey():
 def test_a_record_is_the_trace_of_the_answer(job, records, embedded_model):
     sample, record = make_samples(job)[1], records[1]
     start = len(sample.prompt) - 1
-    with new(embedded_model, method=METHOD, n_threads=1, n_ctx=LENGTH) as llm:
+    with new(embedded_model, method=METHOD, n_threads=1, n_ctx=LENGTH, n_ubatch=512) as llm:
         with llm.trace(start) as trace:
             answer = list(islice(llm.generate(sample.prompt.tolist(), temp=0.0), sample.max_tokens))
         assert llm.detokenize(answer).decode() == record["answer"]

@@ -125,8 +125,8 @@ def test_llama_cpp_mode_equals_llama_perplexity(model_path, tmp_path):
     task = Perplexity(str(file), chunks=4)
     summary = task.summary(all_records(model_path("llama"), task, 64))
     # llama-perplexity -m tiny.gguf -f text.txt -c 64 -b 64 --chunks 4, of llama-cpp-python 0.3.36
-    assert summary["perplexity"] == pytest.approx(506.8250, rel=1e-5)
-    assert summary["error"] == pytest.approx(43.97408, rel=1e-5)
+    assert summary["perplexity"] == pytest.approx(506.8250, rel=1e-4)
+    assert summary["error"] == pytest.approx(43.97408, rel=1e-4)
 
 
 def test_sliding_windows_equal_a_slow_reference(llm, vocabulary, book, embedded_model):

@@ -124,6 +124,13 @@ def test_deterministic_tiles_have_the_same_bits(model_path, text, cuts):
     np.testing.assert_array_equal(*found)
 
 
+def test_tokens_of_deterministic_prompts_choose_for_themselves(model_path):
+    """By default: what a tile reads depends on how the text was divided."""
+    with new(model_path("llama"), method=LongHeads(chunk_size=16, window=48), deterministic=True) as llm:
+        assert llm.method.tile == 1
+        assert "deterministic: every token of a prompt chooses for itself" in llm.session.context.why
+
+
 def test_a_ubatch_that_holds_no_tile_is_said(start, model_path):
     with new(model_path("llama"), method=LongHeads(chunk_size=16, window=48), n_ubatch=63) as llm:
         assert llm.method.tile == 1

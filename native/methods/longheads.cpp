@@ -138,19 +138,28 @@ int32_t choose_from(const lctx_chunks & c, bool auto_window) {
     return !auto_window ? window : c.has_tiles() ? std::max(window, tile_window + tile_window / 4) : 3 * window;
 }
 
+// Why the tokens of a prompt choose each for itself where nothing is asked, or nothing.
+std::string why_no_tile(const lctx_method_env & env) {
+    if (env.fixed) {
+        return "; deterministic: every token of a prompt chooses for itself, whatever is in its batch, which is slower";
+    }
+    return env.n_ubatch == 0 || env.n_ubatch >= TILE
+               ? ""
+               : "; n_ubatch " + text(env.n_ubatch) + " is less than a tile of " + text(TILE) +
+                     ", so every token of a prompt chooses for itself, which is slower";
+}
+
 // How the tokens of a prompt choose.
 void choose_tile(const lctx_method_spec & spec, const lctx_method_env & env, lctx_chunks & c, std::string & reason) {
     const int32_t window = c.n_chunk() * c.chunk_size, asked = spec.get("tile"), asked_window = spec.get("tile_window");
-    const bool fits = c.by_keys() && (env.n_ubatch == 0 || env.n_ubatch >= TILE);
-    c.tile = either(asked, fits ? TILE : 1);
+    const std::string why = c.by_keys() && asked < 0 ? why_no_tile(env) : "";
+    reason += why;
+    c.tile = either(asked, c.by_keys() && why.empty() ? TILE : 1);
     c.step = TILE_STEP;
     if (c.tile != 1 && c.tile != TILE) {
         refuse("tile must be " + text(TILE) + ", or 1: every token of a prompt chooses for itself; not " + text(c.tile));
     }
     if (!c.has_tiles()) {
-        reason += c.by_keys() && asked < 0 ? "; n_ubatch " + text(env.n_ubatch) + " is less than a tile of " + text(TILE) +
-                                                 ", so every token of a prompt chooses for itself, which is slower"
-                                           : "";
         if (asked_window >= 0) {
             refuse("tile_window is for tiles of tokens that choose together; leave it out, or use tile=" + text(TILE));
         }

@@ -48,7 +48,7 @@ class LongHeads(Method):
     tile : int or None
         Tokens of a prompt that share what they select, with the query heads of a KV head: 64, from a multiple of 64
         on. Other tokens, such as those that are generated, select for themselves. 1: every token does (the
-        paper). None: 64 where keys are compared and ``n_ubatch`` is at least 64, else 1.
+        paper). None: 64 where keys are compared and ``n_ubatch`` is at least 64, unless ``deterministic``, else 1.
     tile_window : int or None
         Tokens that the queries of a tile read, counted as in ``window``: a multiple of ``chunk_size``. None: 2048 more
         than ``window``, at most twice as many.
