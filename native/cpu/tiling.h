@@ -43,10 +43,8 @@ struct lctx_tiling {
         tile_tokens = std::min(tile_tokens, n_tokens);
         n_head_tile = (int)lctx_ceil_div(n_rep, tile_heads);
         max_column = lctx_round_up(tile_heads * tile_tokens, LCTX_VL);
-        n_item = is_merged(tile_heads * tile_tokens) ? std::min(n_bucket, n_run + tile_heads * tile_tokens * (a.n_seg - n_run)) : n_bucket;
+        n_item = std::min(n_bucket, n_run + tile_heads * tile_tokens * (a.n_seg - n_run));
     }
-    // Lists of few columns are merged, those of many are sorted by bucket.
-    static bool is_merged(int n_column) { return n_column <= LCTX_FEW_COLUMNS; }
     // A tile ends where the sequence changes; tokens that share a list are in none. cut: int32 [cut_size].
     static size_t cut_size(const lctx_attend_args & a) { return 2 * (size_t)a.n_tokens + 1; }
     void cut_tokens(const lctx_attend_args & a, int32_t * cut) const {

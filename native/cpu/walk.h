@@ -21,27 +21,21 @@ struct lctx_reader {
 // What the columns of a tile read, ascending: readers[start[i] .. start[i + 1]) are the columns that read bucket[i], ascending. Parts of
 // the tile find theirs by the cells or by the running number of blocks.
 struct lctx_tile_plan {
-    uint64_t * bits;        // [n_bucket - n_run][n_word]  while many columns are sorted: which of them read a chunk
-    int32_t * cursor;       // [max_column]  and where they are in their lists
-    int32_t & n;            // items
-    int32_t * bucket;       // [n_item]
-    int32_t * start;        // [n_item + 1]
-    int32_t *lo, *hi;       // [n_item]  cells that any column reads
-    int32_t * n_before;     // [n_item + 1]  blocks of the items before
-    lctx_reader * readers;  // [max_column * n_seg]
+    int32_t *cursor, *chunk;  // [max_column]  while lists are merged: where they are, and the chunk there
+    int32_t & n;              // items
+    int32_t * bucket;         // [n_item]
+    int32_t * start;          // [n_item + 1]
+    int32_t *lo, *hi;         // [n_item]  cells that any column reads
+    int32_t * n_before;       // [n_item + 1]  blocks of the items before
+    lctx_reader * readers;    // [max_column * n_seg]
 
-    static size_t n_bits(const lctx_tiling & t) {
-        return t.is_merged(t.tile_heads * t.tile_tokens) ? 0 : (size_t)(t.n_bucket - t.n_run) * n_word(t.max_column);
-    }
-    static int n_word(int n_column) { return (int)lctx_ceil_div(n_column, 64); }
     static size_t size(const lctx_attend_args & a, const lctx_tiling & t) {
-        return n_bits(t) * sizeof(uint64_t) + (5 * (size_t)t.n_item + 3 + t.max_column) * sizeof(int32_t) +
-               (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
+        return (5 * (size_t)t.n_item + 3 + 2 * t.max_column) * sizeof(int32_t) + (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
     }
     lctx_tile_plan(void * base, const lctx_tiling & t)
-        : bits((uint64_t *)base),
-          cursor((int32_t *)(bits + n_bits(t))),
-          n(cursor[t.max_column]),
+        : cursor((int32_t *)base),
+          chunk(cursor + t.max_column),
+          n(chunk[t.max_column]),
           bucket(&n + 1),
           start(bucket + t.n_item),
           lo(start + t.n_item + 1),
@@ -145,71 +139,27 @@ class lctx_plan_writer {
     int n_reader_ = 0;
 };
 
-// Many columns: a bit for each that reads a chunk, then the bits in their order. The time depends on the context a little.
-static inline void lctx_sort_segments(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile,
-                                      const lctx_tile_plan & plan) {
-    lctx_plan_writer to(a, tile, plan);
-    to.add_runs(t.n_run);
-    const int n_chunk = t.n_bucket - t.n_run, n_word = plan.n_word(to.n_list);
-    const double per_row = 1.0 / std::max(a.params.chunk_size, 1);  // chunks begin at whole multiples
-    std::fill_n(plan.bits, (size_t)n_chunk * n_word, 0);
-    for (int list = 0; list < to.n_list; list++) {
-        const int64_t first = to.first(list);
-        plan.cursor[list] = (int32_t)first + t.n_run;
-        for (int64_t seg = first + t.n_run; seg < first + a.n_seg; seg++) {
-            const lctx_segment & sg = a.segs[seg];
-            if (sg.row0 < sg.row1) {
-                const int chunk = (int)(sg.row0 * per_row + 0.5);
-                plan.bits[(size_t)chunk * n_word + list / 64] |= 1ull << list % 64;
-            }
-        }
-    }
-    for (int chunk = 0; chunk < n_chunk; chunk++) {
-        const uint64_t * bits = plan.bits + (size_t)chunk * n_word;
-        bool is_new = true;
-        for (int word = 0; word < n_word; word++) {
-            for (uint64_t left = bits[word]; left != 0; left &= left - 1) {
-                if (is_new) {
-                    to.begin(t.n_run + chunk);
-                    is_new = false;
-                }
-                const int list = word * 64 + __builtin_ctzll(left);
-                int32_t & seg = plan.cursor[list];
-                for (; a.segs[seg].row0 >= a.segs[seg].row1; seg++) {
-                }
-                to.add(list, seg++);
-            }
-        }
-    }
-    to.end();
-}
-
-// Few columns: their lists, which ascend, are merged; the time does not depend on the context.
+// Merges the lists of the columns, which ascend.
 static inline void lctx_merge_segments(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile,
                                        const lctx_tile_plan & plan) {
     lctx_plan_writer to(a, tile, plan);
     to.add_runs(t.n_run);
-    int cursor[LCTX_FEW_COLUMNS];
-    std::fill_n(cursor, to.n_list, t.n_run);
-    const auto at = [&](int list) { return to.first(list) + cursor[list]; };
-    const auto chunk = [&](int list) {
-        for (; cursor[list] < a.n_seg && a.segs[at(list)].row0 >= a.segs[at(list)].row1; cursor[list]++) {
+    const auto find = [&](int list, int32_t seg) {
+        const int64_t first = to.first(list);
+        for (; seg < a.n_seg && a.segs[first + seg].row0 >= a.segs[first + seg].row1; seg++) {
         }
-        return cursor[list] < a.n_seg ? a.segs[at(list)].row0 / a.params.chunk_size : INT_MAX;
+        plan.cursor[list] = seg;
+        plan.chunk[list] = seg < a.n_seg ? a.segs[first + seg].row0 / a.params.chunk_size : INT_MAX;
     };
-    for (;;) {
-        int next = INT_MAX;
-        for (int list = 0; list < to.n_list; list++) {
-            next = std::min(next, chunk(list));
-        }
-        if (next == INT_MAX) {
-            break;
-        }
+    for (int list = 0; list < to.n_list; list++) {
+        find(list, t.n_run);
+    }
+    for (int next; (next = *std::min_element(plan.chunk, plan.chunk + to.n_list)) != INT_MAX;) {
         to.begin(t.n_run + next);
         for (int list = 0; list < to.n_list; list++) {
-            if (chunk(list) == next) {
-                to.add(list, at(list));
-                cursor[list]++;
+            if (plan.chunk[list] == next) {
+                to.add(list, to.first(list) + plan.cursor[list]);
+                find(list, plan.cursor[list] + 1);
             }
         }
     }
@@ -324,7 +274,7 @@ static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t
 
 // What a tile reads; once for all its parts.
 static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_tile_plan & plan) {
-    (t.is_merged(tile.n_column) ? lctx_merge_segments : lctx_sort_segments)(a, t, tile, plan);
+    lctx_merge_segments(a, t, tile, plan);
     lctx_locate(a, t, tile.head_kv, plan);
     lctx_lookups::segments += tile.n_column * a.n_seg;
 }
