@@ -143,10 +143,9 @@ std::string why_no_tile(const lctx_method_env & env) {
     if (env.fixed) {
         return "; deterministic: every token of a prompt chooses for itself, whatever is in its batch, which is slower";
     }
-    return env.n_ubatch == 0 || env.n_ubatch >= TILE
-               ? ""
-               : "; n_ubatch " + text(env.n_ubatch) + " is less than a tile of " + text(TILE) +
-                     ", so every token of a prompt chooses for itself, which is slower";
+    return env.n_ubatch == 0 || env.n_ubatch >= TILE ? ""
+                                                     : "; n_ubatch " + text(env.n_ubatch) + " is less than a tile of " + text(TILE) +
+                                                           ", so every token of a prompt chooses for itself, which is slower";
 }
 
 // How the tokens of a prompt choose.
