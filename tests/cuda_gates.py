@@ -57,6 +57,7 @@ LIMITS = (
     Limit("decode<*", "registers", 128),
     Limit("decode<shape<16, *", "spilled", 48, aim=0),
     Limit("decode<shape<32, *", "spilled", 68, aim=0),
+    Limit("move_rows", "spilled", 24, aim=0),
     Limit("score_keys<*", "registers", 128),
     Limit("score_keys<*", "spilled", 116, aim=0),
     Limit(DENSE, "dense", 590, aim=580),
