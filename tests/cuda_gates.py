@@ -60,6 +60,8 @@ LIMITS = (
     Limit("move_rows", "spilled", 24, aim=0),
     Limit("score_keys<*", "registers", 128),
     Limit("score_keys<*", "spilled", 116, aim=0),
+    Limit("vote<shape<256>>", "spilled", 168, aim=0),
+    Limit("vote<shape<576>>", "spilled", 168, aim=0),
     Limit(DENSE, "dense", 590, aim=580),
     Limit(QUANTIZED, "unpack", 69, aim=25),
     Limit("score_keys<*, 4, 1>", "scores", 278, aim=240),

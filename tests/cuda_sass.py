@@ -238,4 +238,4 @@ def readable(names: Sequence[str]) -> list[str]:
     if not (filter_names := shutil.which("c++filt")):
         return list(names)
     done = subprocess.run([filter_names, "-p"], input="\n".join(names), capture_output=True, text=True, check=True)
-    return [ANONYMOUS.sub("", name) for name in done.stdout.splitlines()]
+    return [ANONYMOUS.sub("", name).replace("> >", ">>") for name in done.stdout.splitlines()]
