@@ -19,6 +19,7 @@ NEEDS_GGML = ("backend.cu",)  # and with it the headers of cuBLAS
 SOURCES = sorted(path.name for path in CUDA.glob("*.cu"))
 KERNELS = [name for name in SOURCES if "__global__" in (CUDA / name).read_text()]
 PRODUCTS = ("attend.cu", "select.cu", "vote.cu")  # those that multiply on tensor cores
+PRODUCTS_OF_BYTES = ("select.cu",)
 # as CMakeLists.txt and ggml-cuda's say; ptxas tells what kernels need
 FLAGS = (
     "-std=c++17 -O3 -use_fast_math -extended-lambda --expt-relaxed-constexpr -Werror all-warnings -Xptxas -v "
@@ -103,6 +104,8 @@ def test_products_run_on_tensor_cores(compiled, name):
         named = f"*compute_{architecture}*.ptx" if len(ARCHITECTURES) > 1 else "*.ptx"
         ptx = next(folder.glob(named)).read_text()
         assert re.search(r"mma\.sync\.aligned\.m16n8k(8|16)\.\S*f32\.f16\.f16\.f32", ptx), architecture
+        if name in PRODUCTS_OF_BYTES:
+            assert re.search(r"mma\.sync\.aligned\.m(16n8k32|8n8k16)\.\S*s32\.s8\.s8\.s32", ptx), architecture
 
 
 def test_the_assembler_keeps_the_tensor_cores(compiled):
