@@ -210,7 +210,7 @@ template <typename S> struct tile_queries {
     }
 };
 
-template <typename S> __global__ void __launch_bounds__(tile_queries<S>::WARPS * LCTX_WARP)
+template <typename S> __global__ void __launch_bounds__(tile_queries<S>::WARPS * LCTX_WARP, 1)
     prepare_tiles(lctx_select_args a, lctx_tile_plan p) {
     tile_queries<S>(a, p).run();
 }
