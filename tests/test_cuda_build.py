@@ -12,6 +12,7 @@ from needs import lacks, patched_upstream
 
 ARCHITECTURES = (75, 86, 89, 90, 120) if thinning.run_all else (86,)
 PRODUCTS = ("attend.cu", "select.cu", "vote.cu")  # those that multiply on tensor cores
+PRODUCTS_OF_BYTES = ("select.cu",)
 MAX_LOCAL = 128  # bytes of a thread in local memory, which is as slow as global memory
 
 
@@ -63,6 +64,8 @@ def test_products_run_on_tensor_cores(compiled, name):
         named = f"*compute_{architecture}*.ptx" if len(ARCHITECTURES) > 1 else "*.ptx"
         ptx = next(folder.glob(named)).read_text()
         assert re.search(r"mma\.sync\.aligned\.m16n8k(8|16)\.\S*f32\.f16\.f16\.f32", ptx), architecture
+        if name in PRODUCTS_OF_BYTES:
+            assert re.search(r"mma\.sync\.aligned\.m(16n8k32|8n8k16)\.\S*s32\.s8\.s8\.s32", ptx), architecture
 
 
 def test_the_assembler_keeps_the_tensor_cores(compiled):
