@@ -13,7 +13,8 @@ template <typename S> struct tile_scorer {
     static constexpr int WARPS = 8, CHUNKS = 16, ROW_GROUPS = S::STEPS <= 4 ? 2 : 1;
     static constexpr int QUERIES = S::STEPS * LCTX_WARP * (int)sizeof(uint4);  // bytes of a group of columns
     static constexpr size_t SHARED = 40 * 1024;                                // two blocks of wide heads beside each other
-    static constexpr int ALL_ROWS = S::ROWS << 8;                              // as of piece::rows
+    static constexpr int BLOCKS = S::STEPS <= 8 ? 2 : 1;  // of a multiprocessor: beyond 256 channels a thread needs all registers
+    static constexpr int ALL_ROWS = S::ROWS << 8;         // as of piece::rows
 
     // Factor and offset of the scores of columns g and g + 8.
     struct column_pair {
@@ -175,7 +176,7 @@ template <typename S> struct tile_scorer {
     }
 };
 
-template <typename S> __global__ void __launch_bounds__(tile_scorer<S>::WARPS * LCTX_WARP, 2)
+template <typename S> __global__ void __launch_bounds__(tile_scorer<S>::WARPS * LCTX_WARP, tile_scorer<S>::BLOCKS)
     score_tiles(lctx_select_args a, lctx_tile_plan p, int at_once) {
     for (int first = 0; first < p.n_group; first += at_once) {
         const tile_scorer<S> scorer(a, lctx_min(at_once, p.n_group - first));
