@@ -87,8 +87,8 @@ build/cublas: $(BIN)/pip
 
 # what a GPU would get, checked without one
 cuda-check: build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
-	$(PIP) install pytest
-	$(BIN)/python -m pytest -q -rs --all tests/test_cuda_build.py
+	$(PIP) install pytest nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
+	$(BIN)/python -m pytest -q -rs --all tests/test_cuda_build.py tests/test_cuda_gates.py
 
 # with runs of single ops, and the CUDA kernels as C++, so that they are tested where there is no GPU. CMake remembers the option: make
 # build keeps it

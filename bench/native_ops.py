@@ -1,7 +1,8 @@
 """Calls of the native single-op runs on random rows: a step of a method, ggml_flash_attn_ext, the roofline."""
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from op_harness import call, ffi, lib
@@ -32,7 +33,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Rows:
-    """Random keys, values and queries of one shape."""
+    """Keys, values and queries of one shape, not rotated; the queries are those of the last rows."""
 
     shape: Shape
     k: np.ndarray
@@ -45,6 +46,32 @@ class Rows:
         rows = (n_rows, shape.n_head_kv, shape.head_dim)
         queries = (n_tokens, shape.n_head, shape.head_dim)
         return cls(shape, *(normal(size, dtype=np.float32) for size in (rows, rows, queries)))
+
+    @classmethod
+    def load(cls, path: Path) -> "Rows":
+        """Read what ``save`` has written, for instance by ``bench/record_rows.py``."""
+        with np.load(path) as file:
+            k, v, q = (file[name].astype(np.float32) for name in "kvq")
+            shape = Shape(q.shape[1], k.shape[1], k.shape[2], bool(file["neox"]), float(file["base"]))
+        return cls(shape, k, v, q)
+
+    def save(self, path: Path) -> None:
+        """Write an npz file of f16 numbers."""
+        arrays = {name: getattr(self, name).astype(np.float16) for name in "kvq"}
+        np.savez(path, neox=self.shape.neox, base=self.shape.base, **arrays)
+
+    def step(self, n_rows: int, n_tokens: int) -> "Rows":
+        """Return the rows of a step of ``n_tokens`` that ends at row ``n_rows``.
+
+        Raises
+        ------
+        ValueError
+            When there are not as many rows, or no queries of these tokens.
+        """
+        n, first = len(self.k), n_rows - n_tokens - len(self.k) + len(self.q)
+        if n_rows > n or first < 0:
+            raise ValueError(f"a step ends at {n - len(self.q) + n_tokens} to {n} of these rows, not at {n_rows}")
+        return replace(self, k=self.k[:n_rows], v=self.v[:n_rows], q=self.q[first : first + n_tokens])
 
 
 @dataclass(frozen=True)

@@ -348,7 +348,7 @@ def write_model(
     add_meta(writer, recipe.arch, shape_meta(shape) | scaling | recipe.meta)
     writer.add_file_type(FILE_TYPES[qtype])
     add_vocab(writer, shape.n_vocab)
-    _add_tensors(Weights(writer, shape, seed, qtype, recipe.sharpness, recipe.gains), recipe, rope_freqs)
+    add_tensors(Weights(writer, shape, seed, qtype, recipe.sharpness, recipe.gains), recipe, rope_freqs)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -356,7 +356,8 @@ def write_model(
     return Path(path)
 
 
-def _add_tensors(w: Weights, recipe: Recipe, rope_freqs: bool) -> None:
+def add_tensors(w: Weights, recipe: Recipe, rope_freqs: bool) -> None:
+    """Add the tensors of a recipe."""
     w.embedding(recipe.embedding)
     if rope_freqs:
         w.add("", "rope_freqs")

@@ -25,7 +25,7 @@ GROUPS = {
     "wheel": "a wheel for every x86-64 CPU in dist/: make wheel",
     "older": "an older package of llama-cpp-python: python patches/refresh.py prove",
     "harness": "a library built with LCTX_HARNESS=ON",
-    "cuda": "nvcc, cuobjdump and the headers of cuBLAS",
+    "cuda": "nvcc, cuobjdump, nvdisasm and the headers of cuBLAS",
     "vulkan": "a library built with GGML_VULKAN=ON and LCTX_HARNESS=ON, and a Vulkan device: make vulkan-check",
     "tools": "llama-perplexity and llama-bench: make tools",
 }
@@ -61,10 +61,13 @@ def need(group: str, *modules: str) -> ModuleType:
         lacks(group, str(reason))
 
 
-def patched_upstream() -> Path:
-    """Return the newest patched llama.cpp that a build has left."""
+def newest_patched() -> Path | None:
+    """Return the newest patched llama.cpp that a build has left, None when none has."""
     build = Path(__file__).resolve().parents[1] / "build"
     stamps = sorted(build.glob("*/upstream/*/stamp"), key=lambda path: path.stat().st_mtime)
-    if not stamps:
-        lacks("build", "no build has patched llama.cpp (build/*/upstream)")
-    return stamps[-1].parent / "llama.cpp"
+    return stamps[-1].parent / "llama.cpp" if stamps else None
+
+
+def patched_upstream() -> Path:
+    """Return the newest patched llama.cpp; without one the test lacks a build."""
+    return newest_patched() or lacks("build", "no build has patched llama.cpp (build/*/upstream)")

@@ -1,47 +1,24 @@
 """The CUDA kernels as a GPU gets them: no warnings, no more registers than there are, products on tensor cores."""
 
-import os
 import re
-import shutil
 import subprocess
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import thinning
+from cuda_build import CUDA, FLAGS, KERNELS, NEEDS_GGML, ROOT, SOURCES, Kernel, compile_object, includes, tool
 from needs import lacks, patched_upstream
 
-ROOT = Path(__file__).resolve().parents[1]
-CUDA = ROOT / "native" / "cuda"
-ARCHITECTURES = (75, 86, 90, 120) if thinning.run_all else (86,)
-NEEDS_GGML = ("backend.cu",)  # and with it the headers of cuBLAS
-SOURCES = sorted(path.name for path in CUDA.glob("*.cu"))
-KERNELS = [name for name in SOURCES if "__global__" in (CUDA / name).read_text()]
+ARCHITECTURES = (75, 86, 89, 90, 120) if thinning.run_all else (86,)
 PRODUCTS = ("attend.cu", "select.cu", "vote.cu")  # those that multiply on tensor cores
-# as CMakeLists.txt and ggml-cuda's say; ptxas tells what kernels need
-FLAGS = (
-    "-std=c++17 -O3 -use_fast_math -extended-lambda --expt-relaxed-constexpr -Werror all-warnings -Xptxas -v "
-    "-Xcompiler=-Wall,-Wextra,-Wcast-qual,-Wextra-semi,-Wno-missing-field-initializers,-Wno-unused-parameter"
-).split()
+PRODUCTS_OF_BYTES = ("select.cu",)
 MAX_LOCAL = 128  # bytes of a thread in local memory, which is as slow as global memory
-PROPERTIES = re.compile(
-    r"Compiling entry function '(\w+)' for 'sm_(\d+)'.*?(\d+) bytes stack frame.*?Used (\d+) registers",
-    re.DOTALL,
-)
-
-
-@dataclass(frozen=True)
-class Kernel:
-    name: str
-    architecture: int
-    stack: int  # bytes in local memory, what was spilled among them
-    registers: int
 
 
 @pytest.fixture(scope="session")
 def nvcc() -> str:
-    found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    found = tool("nvcc")
     if not found:
         lacks("cuda", "nvcc is not installed")
     return found
@@ -60,26 +37,10 @@ def compiled(nvcc, upstream, tmp_path_factory):
     def get(name: str) -> tuple[Path, list[Kernel]]:
         if name not in done:
             folder = tmp_path_factory.mktemp(name)
-            done[name] = folder, compile_kernels(nvcc, upstream, CUDA / name, folder)
+            done[name] = folder, compile_object(nvcc, upstream, CUDA / name, folder, ARCHITECTURES)
         return done[name]
 
     return get
-
-
-def compile_kernels(nvcc: str, upstream: Path, source: Path, folder: Path) -> list[Kernel]:
-    """Compile a source for all architectures and return what ptxas says of it."""
-    code = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
-    threads = ["--threads", str(len(os.sched_getaffinity(0)))]
-    command = [nvcc, "-c", str(source), "-o", str(folder / "out.o"), *FLAGS, *includes(upstream), *code, *threads]
-    done = subprocess.run([*command, "--keep", f"--keep-dir={folder}"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = PROPERTIES.findall(done.stdout + done.stderr)
-    return [Kernel(name, *map(int, numbers)) for name, *numbers in found]
-
-
-def includes(upstream: Path) -> list[str]:
-    """Return what finds ggml's headers, whose warnings are not ours."""
-    return [word for part in ("include", "src") for word in ("-isystem", str(upstream / "ggml" / part))]
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name not in NEEDS_GGML])
@@ -103,15 +64,16 @@ def test_products_run_on_tensor_cores(compiled, name):
         named = f"*compute_{architecture}*.ptx" if len(ARCHITECTURES) > 1 else "*.ptx"
         ptx = next(folder.glob(named)).read_text()
         assert re.search(r"mma\.sync\.aligned\.m16n8k(8|16)\.\S*f32\.f16\.f16\.f32", ptx), architecture
+        if name in PRODUCTS_OF_BYTES:
+            assert re.search(r"mma\.sync\.aligned\.m(16n8k32|8n8k16)\.\S*s32\.s8\.s8\.s32", ptx), architecture
 
 
 def test_the_assembler_keeps_the_tensor_cores(compiled):
     """What runs in the end; the disassembler is a package of its own."""
-    tool = shutil.which("cuobjdump") or shutil.which("/usr/local/cuda/bin/cuobjdump")
-    if not tool:
+    if not (cuobjdump := tool("cuobjdump")):
         lacks("cuda", "cuobjdump is not installed (nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm)")
     folder, _ = compiled("attend.cu")
-    done = subprocess.run([tool, "-sass", str(folder / "out.o")], capture_output=True, text=True)
+    done = subprocess.run([cuobjdump, "-sass", str(folder / "out.o")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     parts = re.split(r"arch = sm_(\d+)", done.stdout)
     by_architecture = {int(a): code for a, code in zip(parts[1::2], parts[2::2], strict=True)}

@@ -132,6 +132,8 @@ ODD = [
     (300, 290, (13, 1), 72, replace(TILE, representation="keys1")),
     (420, 397, (5, 5), 8, replace(TILE, chunk_size=48, window=192, tile_window=336)),
     (401, 130, (6, 2), 104, replace(TILE, select="group", tile_window=64)),
+    (260, 260, (16, 1), 32, replace(TILE, representation="keys1")),
+    (260, 260, (10, 1), 256, TILE),  # columns in two passes
 ]
 
 

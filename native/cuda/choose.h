@@ -7,13 +7,12 @@ static __device__ inline uint32_t lctx_lanes_below() {
     return (1u << lctx_lane()) - 1;
 }
 
-// What WARPS warps choose for one token and choice, or one tile and KV head: all threads of the block, or each warp of it something of its
-// own. R: lctx_chosen_segments or lctx_chosen_list.
-template <int WARPS, typename R> struct lctx_chooser {
+// What WARPS warps choose for one token and choice: all threads of the block, or each warp of it something of its own.
+template <int WARPS> struct lctx_chooser {
     const lctx_select_args & a;
-    R result;
+    lctx_chosen_segments result;
     float * scores;   // [n_head / n_choice][n_chunk_max]
-    uint32_t * keys;  // what takes the place of the first of them, or is there from the beginning: larger for a better candidate
+    uint32_t * keys;  // what takes the place of the first of them: larger for a better candidate
     lctx_chunk_range all;
 
     static constexpr int STEP = WARPS * LCTX_WARP;
@@ -30,8 +29,8 @@ template <int WARPS, typename R> struct lctx_chooser {
         int first, end, n_above, n_at;
     };
 
-    __device__ lctx_chooser(const lctx_select_args & a, const R & result, void * scores)
-        : a(a), result(result), scores((float *)scores), keys((uint32_t *)scores), all(take_ranges()) {}
+    __device__ lctx_chooser(const lctx_select_args & a, const lctx_chosen_segments & result, float * scores)
+        : a(a), result(result), scores(scores), keys((uint32_t *)scores), all(take_ranges()) {}
 
     // Bytes of shared memory: the bins of a pass, what the warps of a block count, and the ranges of the token.
     static size_t shared(const lctx_select_args & a) { return FIXED + a.chunks.n_range * sizeof(lctx_chunk_range); }
@@ -200,9 +199,7 @@ template <int WARPS, typename R> struct lctx_chooser {
     __device__ void run() const {
         int n = all.empty() ? 0 : lctx_min(result.n_most(), all.end - all.first);
         if (n > 0) {
-            if constexpr (!R::HAS_KEYS) {
-                make_keys();
-            }
+            make_keys();
             const cut c = find_cut(n);
             if (WARPS > 1 && c.least > EMPTY) {  // each of the n is in a range
                 put_tallies(c);

@@ -5,8 +5,6 @@
 
 // The segments of a token that chooses for itself: its runs, then the chunks.
 struct lctx_chosen_segments {
-    static constexpr bool HAS_KEYS = false;  // its scores are still to become keys
-
     const lctx_select_args & a;
     int32_t token;      // whose ranges count
     lctx_segment * to;  // [n_segment]
@@ -29,23 +27,6 @@ struct lctx_chosen_segments {
         }
         for (int i = n_run + n + lctx_lane(); i < a.chunks.n_segment(); i += LCTX_WARP) {
             put(to + i, 0, 0, 0, a.rows[token].seq);
-        }
-    }
-};
-
-// The list of a tile, whose values are keys from the beginning.
-struct lctx_chosen_list {
-    static constexpr bool HAS_KEYS = true;
-
-    const lctx_select_args & a;
-    int32_t token;  // the first of the tile
-    int32_t * to;   // [n_shared]
-
-    __device__ int n_most() const { return a.chunks.n_shared; }
-    __device__ void put_chunk(int chunk, int, int i) const { to[i] = chunk; }
-    __device__ void put_rest(int n) const {
-        for (int i = n + lctx_lane(); i < a.chunks.n_shared; i += LCTX_WARP) {
-            to[i] = -1;
         }
     }
 };

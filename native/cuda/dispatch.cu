@@ -28,6 +28,9 @@ static const char * why_not_chunks(lctx_representation representation, int64_t h
 }
 
 static const char * why_not_select(const lctx_select_args & a) {
+    if (a.chunks.has_tiles() && !fits(a.head_dim)) {
+        return "head_dim must be a multiple of 8 and at most 576";
+    }
     return a.chunks.by_keys() ? why_not_index(a.index) : why_not_chunks(a.chunks.representation, a.head_dim);
 }
 

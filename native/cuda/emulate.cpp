@@ -242,6 +242,22 @@ void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     }
 }
 
+void lctx_mma_bytes(int (&d)[4], const uint4 & a, uint32_t b0, uint32_t b1, const int (&c)[4]) {
+    const uint32_t ab[] = {a.x, a.y, a.z, a.w, b0, b1};
+    const lctx_gift * all = lctx_exchange(ab, sizeof(ab));
+    const int g = blk.now % WARP / 4, t = blk.now % 4;
+    int sum[4];
+    for (int i = 0; i < 4; i++) {
+        sum[i] = c[i];
+        for (int k = 0; k < 32; k++) {
+            const int lane = k % 16 / 4, half = k / 16, column = 2 * t + i % 2;
+            sum[i] += element<int8_t>(all[4 * g + lane], 4 * (i / 2 + 2 * half) + k % 4) *
+                      element<int8_t>(all[4 * column + lane], 4 * (4 + half) + k % 4);
+        }
+    }
+    std::copy(sum, sum + 4, d);
+}
+
 void lctx_load_matrices(uint32_t (&r)[4], const void * row) {
     const lctx_gift * rows = lctx_exchange(&row, sizeof(row));
     const int g = blk.now % WARP / 4, t = blk.now % 4;

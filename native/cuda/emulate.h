@@ -30,6 +30,9 @@ struct alignas(16) uint4 {
 struct alignas(8) uint2 {
     unsigned x, y;
 };
+struct alignas(8) float2 {
+    float x, y;
+};
 struct alignas(16) float4 {
     float x, y, z, w;
 };
@@ -85,6 +88,26 @@ inline uint32_t lctx_ballot(bool x) {
 
 inline void lctx_sync_warp() {
     lctx_exchange(nullptr, 0);
+}
+
+// f(result so far, what a lane gave) for all lanes.
+template <typename F> inline uint32_t lctx_reduce(uint32_t x, F && f) {
+    const lctx_gift * all = lctx_exchange(&x, sizeof(x));
+    uint32_t result = 0;
+    for (int lane = 0; lane < 32; lane++) {
+        uint32_t y;
+        memcpy(&y, all[lane].bytes, sizeof(y));
+        result = f(result, y);
+    }
+    return result;
+}
+
+inline uint32_t lctx_reduce_max(uint32_t x) {
+    return lctx_reduce(x, [](uint32_t a, uint32_t b) { return std::max(a, b); });
+}
+
+inline uint32_t lctx_reduce_add(uint32_t x) {
+    return lctx_reduce(x, [](uint32_t a, uint32_t b) { return a + b; });
 }
 
 inline uint32_t lctx_as_uint(float x) {
@@ -147,6 +170,10 @@ inline uint16_t lctx_to_bf16(float x) {
     return ggml_fp32_to_bf16(x).bits;
 }
 
+inline int lctx_kept(int x) {
+    return x;
+}
+
 inline float lctx_exp2(float x) {
     return exp2f(x);
 }
@@ -198,5 +225,6 @@ template <typename T> T atomicAnd(T * at, std::common_type_t<T> x) {
 }
 
 void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+void lctx_mma_bytes(int (&d)[4], const uint4 & a, uint32_t b0, uint32_t b1, const int (&c)[4]);
 void lctx_load_matrices(uint32_t (&r)[4], const void * row);
 void lctx_load_transposed(uint32_t (&r)[4], const void * row);

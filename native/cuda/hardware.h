@@ -39,6 +39,29 @@ static __device__ __forceinline__ void lctx_sync_warp() {
     __syncwarp();
 }
 
+// The largest of x, and their sum; every lane gets the result.
+static __device__ __forceinline__ uint32_t lctx_reduce_max(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffffu, x);
+#else
+    for (int step = 16; step > 0; step /= 2) {
+        x = max(x, lctx_shuffle_xor(x, step));
+    }
+    return x;
+#endif
+}
+
+static __device__ __forceinline__ uint32_t lctx_reduce_add(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(0xffffffffu, x);
+#else
+    for (int step = 16; step > 0; step /= 2) {
+        x += lctx_shuffle_xor(x, step);
+    }
+    return x;
+#endif
+}
+
 // ---- numbers ----
 
 static __device__ __forceinline__ float lctx_from_half(uint16_t x) {
@@ -105,6 +128,12 @@ static __device__ __forceinline__ float lctx_div(float x, float y) {
     return __fdiv_rn(x, y);
 }
 
+// The same, and the compiler does not know it: a constant stays in its register instead of being written anew.
+static __device__ __forceinline__ int lctx_kept(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 static __device__ __forceinline__ float lctx_exp2(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -124,6 +153,27 @@ static __device__ __forceinline__ void lctx_mma(float (&c)[4], const uint32_t (&
         asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
                      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                      : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(k == 0 ? b0 : b1));
+    }
+#endif
+}
+
+// d = a b + c of bytes: a is 16 x 32, b 32 x 8, c and d 16 x 8 integers. a.x, a.y = rows g, g + 8 at columns 4 t to 4 t + 3, a.z, a.w the
+// same 16 columns on; b0, b1 = rows 4 t to 4 t + 3 and those 16 on at column g; d as in lctx_mma.
+static __device__ __forceinline__ void lctx_mma_bytes(int (&d)[4], const uint4 & a, uint32_t b0, uint32_t b1, const int (&c)[4]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+#else
+    const uint32_t rows[2][2] = {{a.x, a.z}, {a.y, a.w}};
+    for (int half = 0; half < 2; half++) {
+        int sum[2] = {c[2 * half], c[2 * half + 1]};
+        for (int k = 0; k < 2; k++) {
+            asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                         : "+r"(sum[0]), "+r"(sum[1])
+                         : "r"(rows[half][k]), "r"(k == 0 ? b0 : b1));
+        }
+        d[2 * half] = sum[0], d[2 * half + 1] = sum[1];
     }
 #endif
 }

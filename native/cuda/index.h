@@ -40,3 +40,23 @@ struct lctx_key_order {
         return (word / 4 * steps(bits) + pair / 2) * 16 + pair % 2 * 8 + word % 4 * 2;
     }
 };
+
+// Levels as bytes, four of them from a byte permutation, and the order in which channels are multiplied with them, 32 at a time: that in
+// which these are the right factor of lctx_mma_bytes. Lane t of four takes word t of every four.
+template <int BITS> struct lctx_level_bytes {
+    static constexpr int STEPS = 4 / BITS;  // of four words
+    static constexpr uint32_t LEVELS = BITS == 1 ? 0x01ff : 0x0a03fdf6, MASK = BITS == 1 ? 0x11111111 : 0x33333333;
+
+    // Those of a word for step `step`.
+    static __device__ __forceinline__ void unpack(uint32_t codes, int step, uint32_t (&levels)[2]) {
+        const uint32_t choice = codes >> step * BITS & MASK;
+        levels[0] = lctx_permute(LEVELS, 0, choice);
+        levels[1] = lctx_permute(LEVELS, 0, choice >> 16);
+    }
+    // Where a channel of row `row` of the left factor lies among the bytes of its registers: [step][lane] uint4.
+    LCTX_HD static int at(int n_code, int channel, int row) {
+        const int byte = channel % n_code, bit = channel / n_code * BITS, word = byte / lctx_index_shape::WORD;
+        const int step = word / 4 * STEPS + bit % 4 / BITS, lane = row % 8 * 4 + word % 4;
+        return ((step * LCTX_WARP + lane) * 4 + row / 8 + byte % 4 / 2 * 2) * 4 + byte % 2 * 2 + bit / 4;
+    }
+};

@@ -48,8 +48,7 @@ __device__ void round_query(const lctx_select_args & a, float * q, lctx_key_quer
 // What a block knows of a column: it scores chunks [first, end), and where.
 struct key_column {
     int first, end;
-    float * scores;   // [n_chunk_max]; of a tile its keys
-    float reference;  // of a query that is compared for a tile
+    float * scores;  // [n_chunk_max]
 };
 
 // log(sum of exp) in two numbers: the largest value, and the sum of exp(value - largest).
@@ -95,7 +94,7 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
     // Columns after the last repeat it, and score nothing.
     __device__ int index(int column) const { return lctx_min(first + column, n_all - 1) / n_head; }
     __device__ int head(int column) const { return list * n_head + lctx_min(first + column, n_all - 1) % n_head; }
-    __device__ int32_t token(int column) const { return p.token(a, index(column), head(column)); }
+    __device__ int32_t token(int column) const { return p.token(a, index(column)); }
     __device__ lctx_key_query * query(int column) const { return (lctx_key_query *)(queries + column * p.query_size); }
 
     // The next of the sequences that the columns are of.
@@ -121,17 +120,10 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         for (int column = (int)threadIdx.x; column < COLUMNS; column += (int)blockDim.x) {
             const bool is_of_seq = first + column < n_all && a.rows[token(column)].seq == seq;
             const lctx_chunk_range r = is_of_seq ? lctx_chunk_range(a, token(column), slot) : lctx_chunk_range(0, 0);
-            columns[column] = column_of(index(column), head(column), r);
+            columns[column] = {r.first, r.end, p.scores_of(a, index(column), head(column))};
         }
         lctx_copy_wait<0>();
         __syncthreads();
-    }
-
-    __device__ key_column column_of(int i, int its_head, const lctx_chunk_range & r) const {
-        if (p.n_compared > 0) {
-            return {r.first, r.end, (float *)p.keys_of(a, i / p.n_compared, list), p.reference(a, i, its_head)};
-        }
-        return {r.first, r.end, p.scores_of(a, i, its_head), 0.0f};
     }
 
     // Chunks that any column scores.
@@ -237,25 +229,12 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         });
     }
 
-    // The value of a chunk for a tile grows to what a column gives it. What is read first may be old, and then it is less.
-    __device__ __forceinline__ static void raise(uint32_t * key, float value) {
-        const uint32_t its_key = lctx_choice_key::of(value);
-        if (its_key > *key) {
-            atomicMax(key, its_key);
-        }
-    }
-
     // The lane of each chunk writes its scores.
     __device__ __forceinline__ void put_scores(int chunk0, const log_sum (&logs)[TILES][2]) const {
         const int chunk = chunk0 + lctx_lane() % 4;
         each_column([&](int tile, int h) {
             const key_column & column = columns[16 * tile + lctx_lane() / 4 + 8 * h];
-            if (chunk < column.first || chunk >= column.end) {
-                return;
-            }
-            if (p.n_compared > 0) {
-                raise((uint32_t *)column.scores + chunk, logs[tile][h].most - column.reference);
-            } else {
+            if (chunk >= column.first && chunk < column.end) {
                 column.scores[chunk] = logs[tile][h].value();
             }
         });

@@ -1,5 +1,5 @@
-// What queries read anyway as the measure of what they could read: r, the log of the sum over these rows (../cpu/tile-scores.h). For heads
-// that choose together, scores become weights in the attention of each.
+// For heads that choose together, scores become weights in the attention of each, which what the query reads anyway has a share of: r, the
+// log of the sum over these rows.
 #pragma once
 
 #include "key-scores.h"
@@ -62,7 +62,7 @@ template <int BITS> __global__ void sum_runs(lctx_select_args a, lctx_select_pla
     auto * query = (lctx_key_query *)(lctx_shared() + lctx_warp() * (p.query_size + a.head_dim * sizeof(float)));
     log_sum all = {-INFINITY, 0.0f};
     for (int run = 0; run < a.chunks.n_run; run++) {
-        const log_sum more = sum_run<BITS>(a, p.token(a, i, head), head, run, (float *)((char *)query + p.query_size), query);
+        const log_sum more = sum_run<BITS>(a, p.token(a, i), head, run, (float *)((char *)query + p.query_size), query);
         all = all.with(more.most, more.sum);
     }
     all = sum_lanes(all);
@@ -84,7 +84,7 @@ template <typename F> __device__ void each_scored(const lctx_select_args & a, in
 // Scores of a head become shares of the sum over all of them and what it reads anyway; what is not a number has none. A block for a query.
 __global__ void weigh(lctx_select_args a, lctx_select_plan p) {
     const int i = (int)blockIdx.x, head = (int)blockIdx.y;
-    const int32_t token = p.token(a, i, head);
+    const int32_t token = p.token(a, i);
     float * scores = p.scores_of(a, i, head);
     auto * sums = (log_sum *)lctx_shared();
     log_sum all = {-INFINITY, 0.0f};

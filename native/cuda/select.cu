@@ -3,6 +3,9 @@
 // ../ops/summaries.h says what a score is. Of tiles, some queries are compared, and a list of chunks is chosen for each KV head.
 #include "choose.h"
 #include "references.h"
+#include "tile-lists.h"
+#include "tile-queries.h"
+#include "tile-scores.h"
 
 namespace {
 
@@ -22,7 +25,7 @@ __global__ void prepare_queries(lctx_select_args a, lctx_select_plan p) {
     if (head >= a.n_head) {
         return;
     }
-    const int32_t token = p.token(a, i, head), angle = lctx_range_of(a, token, slot).angle;
+    const int32_t token = p.token(a, i), angle = lctx_range_of(a, token, slot).angle;
     if (lctx_chunk_range(a, token, slot).empty()) {
         return;
     }
@@ -43,10 +46,7 @@ struct warp_job {
     int32_t token;
 
     __device__ warp_job(const lctx_select_args & a, const lctx_select_plan & p)
-        : i((int)blockIdx.x),
-          list((int)blockIdx.y),
-          chunk0(((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS),
-          token(lctx_select_plan::alone(a, p.first + i)) {}
+        : i((int)blockIdx.x), list((int)blockIdx.y), chunk0(((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS), token(p.token(a, i)) {}
     // f(slot, chunks) for its chunks.
     template <typename F> __device__ void each_slot(const lctx_select_args & a, F && f) const {
         for (int slot = 0; slot < a.chunks.n_range; slot++) {
@@ -131,50 +131,17 @@ template <int N_WARP> __global__ void choose(lctx_select_args a, lctx_select_pla
     const int choice = (int)(job % a.n_choice);
     const int64_t i = job / a.n_choice;
     if (i < p.n_slab) {
-        const auto index = p.first + (int32_t)i;
-        const lctx_chosen_segments to = {a, lctx_select_plan::alone(a, index), a.choices().alone(index, choice)};
-        lctx_chooser<N_WARP, lctx_chosen_segments>(a, to, p.scores_of(a, (int)i, choice * (a.n_head / a.n_choice))).run();
-    }
-}
-
-// A block of WARPS for a tile and list.
-__global__ void choose_lists(lctx_select_args a, lctx_select_plan p) {
-    const int tile = (int)blockIdx.x, list = (int)blockIdx.y;
-    const lctx_chosen_list to = {a, a.tiles[tile], a.choices().list(tile, list)};
-    lctx_chooser<WARPS, lctx_chosen_list>(a, to, p.keys_of(a, tile, list)).run();
-}
-
-// ---- tiles ----
-
-// What readers need of the tokens of a tile next to its lists. A block for a tile.
-__global__ void write_given(lctx_select_args a) {
-    const lctx_written_choices choices = a.choices();
-    const int tile = (int)blockIdx.x, n_given = a.chunks.n_given();
-    const int32_t first = a.tiles[tile];
-    if (threadIdx.x == 0) {
-        choices.firsts()[tile] = first;
-    }
-    for (int i = (int)threadIdx.x; i < a.chunks.tile * n_given; i += (int)blockDim.x) {
-        choices.given(tile, 0)[i] = a.segs[(size_t)first * n_given + i];
-    }
-}
-
-// No chunk has a value yet. A block for a tile and list.
-__global__ void clear_keys(lctx_select_args a, lctx_select_plan p) {
-    uint32_t * keys = p.keys_of(a, (int)blockIdx.x, (int)blockIdx.y);
-    for (int chunk = (int)threadIdx.x; chunk < a.n_chunk_max; chunk += (int)blockDim.x) {
-        keys[chunk] = lctx_choice_key::EMPTY;
+        const lctx_chosen_segments to = {a, p.token(a, (int)i), a.choices().alone(p.first + (int32_t)i, choice)};
+        lctx_chooser<N_WARP>(a, to, p.scores_of(a, (int)i, choice * (a.n_head / a.n_choice))).run();
     }
 }
 
 // ---- launches ----
 
 template <int BITS> void launch_keys(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
-    if (p.has_references(a)) {
-        launch_references<BITS>(queue, a, p);
-    }
     launch_key_scores<BITS>(queue, a, p);
-    if (!p.of_tiles() && p.by_weights(a)) {
+    if (p.by_weights(a)) {
+        launch_references<BITS>(queue, a, p);
         launch_weights(queue, a, p);
     }
 }
@@ -193,7 +160,7 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
 // A block for every choice.
 template <int N_WARP>
 void launch_blocks(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p, int64_t n_job) {
-    const size_t shared = lctx_chooser<N_WARP, lctx_chosen_segments>::shared(a);
+    const size_t shared = lctx_chooser<N_WARP>::shared(a);
     lctx_launch(choose<N_WARP>, dim3((unsigned)n_job), N_WARP * LCTX_WARP, shared, queue.stream, a, p);
 }
 
@@ -206,32 +173,37 @@ void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, c
         launch_blocks<WARPS>(queue, a, p, n_job);
     } else {
         const dim3 grid((unsigned)lctx_div_up(n_job, CHOOSE_WARPS));
-        const size_t shared = CHOOSE_WARPS * lctx_chooser<1, lctx_chosen_segments>::shared(a);
+        const size_t shared = CHOOSE_WARPS * lctx_chooser<1>::shared(a);
         lctx_launch(choose<1>, grid, CHOOSE_WARPS * LCTX_WARP, shared, queue.stream, a, p);
     }
 }
 
+// f(shape, plan) for tiles.
+template <typename F> auto with_tiles(const lctx_select_args & a, char * work, F && f) {
+    return with_tile_shape(a.index, [&](auto shape) { return f(shape, lctx_tile_plan(a, decltype(shape)::STEPS, work)); });
+}
+
 void select_lists(const lctx_cuda_queue & queue, const lctx_select_args & a) {
-    const lctx_select_plan p(queue.device, a, true, queue.work);
-    const dim3 lists((unsigned)a.n_tile, (unsigned)a.n_list);
-    lctx_launch(write_given, dim3((unsigned)a.n_tile), WARPS * LCTX_WARP, 0, queue.stream, a);
-    lctx_launch(clear_keys, lists, WARPS * LCTX_WARP, 0, queue.stream, a, p);
-    launch_scores(queue, a, p);
-    lctx_launch(choose_lists, lists, WARPS * LCTX_WARP, lctx_chooser<WARPS, lctx_chosen_list>::shared(a), queue.stream, a, p);
+    with_tiles(a, queue.work, [&](auto shape, const lctx_tile_plan & p) {
+        launch_tile_queries<decltype(shape)>(queue, a, p);
+        launch_tile_scores<decltype(shape)>(queue, a, p);
+        launch_tile_lists(queue, a, p);
+    });
 }
 
 }  // namespace
 
 size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args) {
-    const size_t of_tiles = args.n_tile > 0 ? lctx_select_plan(device, args, true, nullptr).size(args) : 0;
-    return lctx_max(of_tiles, lctx_select_plan(device, args, false, nullptr).size(args));
+    const auto size = [](auto, const lctx_tile_plan & p) { return (size_t)p.end; };
+    const size_t of_tiles = args.n_tile > 0 ? with_tiles(args, nullptr, size) : 0;
+    return lctx_max(of_tiles, lctx_select_plan(device, args, nullptr).size(args));
 }
 
 void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args) {
     if (args.n_tile > 0) {
         select_lists(queue, args);
     }
-    lctx_select_plan p(queue.device, args, false, queue.work);
+    lctx_select_plan p(queue.device, args, queue.work);
     for (; p.first < p.n_all; p.first += p.n_slab) {
         p.n_slab = lctx_min(p.n_slab, p.n_all - p.first);
         launch_scores(queue, args, p);

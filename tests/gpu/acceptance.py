@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("tests", "bench"))
 
 from geometries import cached_model
-from native_ops import roofline
+from native_ops import Rows, roofline
 from report import table
 
 from gpu import checks, features, speed
@@ -63,6 +63,9 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     add("--depth", type=int, action="append", help=f"may be repeated (default: {', '.join(map(str, DEPTHS))})")
     add("--kv", action="append", choices=KV, help="may be repeated (default: both)")
     add("--method", action="append", choices=METHODS, help="layers, end to end: may be repeated (default: all)")
+    add("--rows", type=Path, help="layers: a file of bench/record_rows.py, whose rows take the place of random ones")
+    add("--layers", type=int, default=speed.N_LAYER, help="layers: as many at most are timed together")
+    add("--repeats", type=int, default=10, help="layers: runs whose median is taken")
     add("--every", type=int, default=1, help="ops: every Nth case only")
     add(
         "--workers",
@@ -148,11 +151,14 @@ def timed(args: argparse.Namespace) -> list[str]:
 
 
 def run_layers(args: argparse.Namespace, copy: float) -> Iterator[Speed]:
+    rows = Rows.load(args.rows) if args.rows else None
+    depths = args.depth or ([len(rows.k)] if rows else DEPTHS)
+    settings = {"repeats": args.repeats, "n_layer": args.layers, "methods": timed(args), "recorded": rows}
     for phase in (DECODE, PREFILL):
         for kv in args.kv or KV:
-            for depth in args.depth or DEPTHS:
+            for depth in depths:
                 print(f"layers: {phase} {kv} {depth}", file=sys.stderr)
-                yield from speed.layer_speeds(args.device, kv, depth, phase, copy, methods=timed(args))
+                yield from speed.layer_speeds(args.device, kv, depth, phase, copy, **settings)
 
 
 def run_ends(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[EndToEnd]:

@@ -85,13 +85,16 @@ def with_layers(run: Callable[[int], Step | Flash], most: int) -> Step | Flash:
 
 def layer_speeds(
     device: str, kv: str, depth: int, phase: str, copy: float, repeats: int = 10, n_layer: int = N_LAYER,
-    shape: Shape = SHAPE, methods: Iterable[str] = tuple(METHODS),
+    shape: Shape = SHAPE, methods: Iterable[str] = tuple(METHODS), recorded: Rows | None = None,
 ) -> Iterator[Speed]:  # fmt: skip
-    """Yield every method at one depth, decoding one token or prefilling ``PERIOD``; ``copy``: bytes per second."""
+    """Yield every method at one depth, decoding one token or prefilling ``PERIOD``; ``copy``: bytes per second.
+
+    ``recorded``: rows of a model and text in place of random ones; their shape is then that of the layer.
+    """
     n_tokens = 1 if phase == "decode" else min(PERIOD, depth)
     # a step that ends in the middle between two evictions, or at one
     n_rows = depth - PERIOD // 2 if phase == "decode" else depth
-    rows = Rows.random(shape, n_rows, n_tokens)
+    rows = recorded.step(n_rows, n_tokens) if recorded else Rows.random(shape, n_rows, n_tokens)
 
     def run(layers: int) -> Run:
         return Run(kv, n_rows, n_tokens, 1, repeats, device, layers)
