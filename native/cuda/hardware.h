@@ -128,7 +128,7 @@ static __device__ __forceinline__ float lctx_div(float x, float y) {
     return __fdiv_rn(x, y);
 }
 
-// The same, and the compiler does not know it: a constant stays in its register instead of being written anew.
+// The same, and the compiler does not know it: a constant stays in its register instead of being written again.
 static __device__ __forceinline__ int lctx_kept(int x) {
     asm volatile("" : "+r"(x));
     return x;

@@ -12,7 +12,7 @@ namespace {
 template <typename S> struct tile_scorer {
     static constexpr int WARPS = 8, CHUNKS = 16, ROW_GROUPS = S::STEPS <= 4 ? 2 : 1;
     static constexpr int QUERIES = S::STEPS * LCTX_WARP * (int)sizeof(uint4);  // bytes of a group of columns
-    static constexpr size_t SHARED = 40 * 1024;                                // two blocks of wide heads beside each other
+    static constexpr size_t SHARED = 40 * 1024;                                // room for two blocks of a multiprocessor
     static constexpr int BLOCKS = S::STEPS <= 8 ? 2 : 1;  // of a multiprocessor: beyond 256 channels a thread needs all registers
     static constexpr int ALL_ROWS = S::ROWS << 8;         // as of piece::rows
 
@@ -71,7 +71,7 @@ template <typename S> struct tile_scorer {
         codes.load(a.index, (const char *)(uintptr_t)lctx_shuffle(mine.group, lane));
         return lctx_shuffle(mine.rows, lane);
     }
-    // What makes scores of products but for the column: product * scale + offset, from MAGIC on, without those that are not of the chunk.
+    // What makes scores of products except the column: product * scale + offset, from MAGIC on, without those that are not of the chunk.
     __device__ __forceinline__ static void unpack_scales(const row_codes<S> & codes, int rows, float (&scale)[2][2],
                                                          float (&offset)[2][2]) {
         codes.unpack_scales(scale);
