@@ -180,11 +180,11 @@ void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, c
 
 // f(shape, plan) for tiles.
 template <typename F> auto with_tiles(const lctx_select_args & a, char * work, F && f) {
-    return with_tile_shape(a.index, [&](auto shape) { return f(shape, lctx_tile_plan(a, decltype(shape)::STEPS, work)); });
+    return with_tile_shape(a.index, [&](auto shape) { return f(shape, lctx_tile_work(a, decltype(shape)::STEPS, work)); });
 }
 
 void select_lists(const lctx_cuda_queue & queue, const lctx_select_args & a) {
-    with_tiles(a, queue.work, [&](auto shape, const lctx_tile_plan & p) {
+    with_tiles(a, queue.work, [&](auto shape, const lctx_tile_work & p) {
         launch_tile_queries<decltype(shape)>(queue, a, p);
         launch_tile_scores<decltype(shape)>(queue, a, p);
         launch_tile_lists(queue, a, p);
@@ -194,7 +194,7 @@ void select_lists(const lctx_cuda_queue & queue, const lctx_select_args & a) {
 }  // namespace
 
 size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select_args & args) {
-    const auto size = [](auto, const lctx_tile_plan & p) { return (size_t)p.end; };
+    const auto size = [](auto, const lctx_tile_work & p) { return (size_t)p.end; };
     const size_t of_tiles = args.n_tile > 0 ? with_tiles(args, nullptr, size) : 0;
     return lctx_max(of_tiles, lctx_select_plan(device, args, nullptr).size(args));
 }

@@ -100,19 +100,19 @@ template <int KEYS> struct tile_chooser {
     }
 };
 
-template <int KEYS> __global__ void __launch_bounds__(1024) choose_lists(lctx_select_args a, lctx_tile_plan p) {
+template <int KEYS> __global__ void __launch_bounds__(1024) choose_lists(lctx_select_args a, lctx_tile_work p) {
     const int tile = (int)blockIdx.x, list = (int)blockIdx.y;
     tile_chooser<KEYS>(a, p.keys_of(a, tile, list), a.tiles[tile]).choose(a.chunks.n_shared, a.choices().list(tile, list));
 }
 
 template <int KEYS>
-void launch_tile_lists(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_plan & p, int n_thread) {
+void launch_tile_lists(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_work & p, int n_thread) {
     const dim3 grid((unsigned)a.n_tile, (unsigned)a.n_list);
     lctx_launch(choose_lists<KEYS>, grid, n_thread, tile_chooser<KEYS>::size(a), queue.stream, a, p);
 }
 
 // Keys of more chunks than threads have registers for stay in memory.
-void launch_tile_lists(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_plan & p) {
+void launch_tile_lists(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_work & p) {
     constexpr int FEW = 2, MANY = 8, MOST_THREADS = 1024;
     const int n_warp = (int)lctx_div_up(lctx_max(a.n_chunk_max, 1), FEW * LCTX_WARP);
     if (n_warp * LCTX_WARP <= MOST_THREADS) {

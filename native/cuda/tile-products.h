@@ -5,7 +5,7 @@
 #include "scores.h"
 
 // How the columns are cut and where what is made of them lies.
-struct lctx_tile_plan {
+struct lctx_tile_work {
     static constexpr int GROUP = 16;  // columns
 
     int n_compared;      // tokens of a tile
@@ -19,7 +19,7 @@ struct lctx_tile_plan {
     char * end;
 
     // n_step: of lctx_tile_shape.
-    lctx_tile_plan(const lctx_select_args & a, int n_step, char * work) : n_step(n_step) {
+    lctx_tile_work(const lctx_select_args & a, int n_step, char * work) : n_step(n_step) {
         n_compared = a.chunks.tile / a.chunks.step;
         n_column = n_compared * (a.n_head / a.n_list);
         n_group = (int)lctx_div_up(n_column, GROUP);

@@ -8,7 +8,7 @@ namespace {
 
 // A block: a group of columns of a tile and list; a warp: one of them, and every WARPS-th group of the rows that they read anyway.
 template <typename S> struct tile_queries {
-    static constexpr int WARPS = lctx_tile_plan::GROUP, N = S::CHANNELS / LCTX_WARP;
+    static constexpr int WARPS = lctx_tile_work::GROUP, N = S::CHANNELS / LCTX_WARP;
 
     // A sum of powers of two: the largest exponent, and the sum over 2^(exponent - largest).
     struct power_sum {
@@ -25,18 +25,18 @@ template <typename S> struct tile_queries {
     };
     struct memory {
         uint4 levels[S::STEPS][LCTX_WARP];
-        float scales[lctx_tile_plan::GROUP];
-        power_sum sums[WARPS][lctx_tile_plan::GROUP];
+        float scales[lctx_tile_work::GROUP];
+        power_sum sums[WARPS][lctx_tile_work::GROUP];
     };
 
     const lctx_select_args & a;
-    const lctx_tile_plan & p;
+    const lctx_tile_work & p;
     const int tile, list, group;
     const int32_t first, seq;  // of the tile: its first token
     memory & m;
     const lctx_segment * given[2];  // of this lane's columns
 
-    __device__ tile_queries(const lctx_select_args & a, const lctx_tile_plan & p)
+    __device__ tile_queries(const lctx_select_args & a, const lctx_tile_work & p)
         : a(a),
           p(p),
           tile((int)blockIdx.x),
@@ -211,11 +211,11 @@ template <typename S> struct tile_queries {
 };
 
 template <typename S> __global__ void __launch_bounds__(tile_queries<S>::WARPS * LCTX_WARP, 1)
-    prepare_tiles(lctx_select_args a, lctx_tile_plan p) {
+    prepare_tiles(lctx_select_args a, lctx_tile_work p) {
     tile_queries<S>(a, p).run();
 }
 
-template <typename S> void launch_tile_queries(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_plan & p) {
+template <typename S> void launch_tile_queries(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_work & p) {
     using queries = tile_queries<S>;
     const dim3 grid((unsigned)a.n_tile, (unsigned)a.n_list, (unsigned)p.n_group);
     lctx_launch(prepare_tiles<S>, grid, queries::WARPS * LCTX_WARP, sizeof(typename queries::memory), queue.stream, a, p);

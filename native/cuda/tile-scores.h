@@ -34,7 +34,7 @@ template <typename S> struct tile_scorer {
     const int32_t seq;
 
     // Groups of columns of a pass: as many as fit, alike for all passes.
-    static int groups_at_once(const lctx_tile_plan & p) {
+    static int groups_at_once(const lctx_tile_work & p) {
         const int most = lctx_max((int)(SHARED / GROUP_SIZE), 1), n_pass = (int)lctx_div_up(p.n_group, most);
         return (int)lctx_div_up(p.n_group, n_pass);
     }
@@ -45,7 +45,7 @@ template <typename S> struct tile_scorer {
     __device__ column_pair * columns() const { return (column_pair *)(lctx_shared() + n_group * QUERIES); }
 
     // Columns of groups from `first` on, at the angle of a slot. All threads.
-    __device__ void take_columns(const lctx_tile_plan & p, int first, int slot) const {
+    __device__ void take_columns(const lctx_tile_work & p, int first, int slot) const {
         const size_t list_at = p.list_at(a, tile, list) * p.n_group + first, view_at = p.view_at(a, tile, list, slot) * p.n_group + first;
         __syncthreads();  // all have read the columns before these
         for (int i = (int)threadIdx.x; i < n_group * S::STEPS * LCTX_WARP; i += WARPS * LCTX_WARP) {
@@ -177,7 +177,7 @@ template <typename S> struct tile_scorer {
 };
 
 template <typename S> __global__ void __launch_bounds__(tile_scorer<S>::WARPS * LCTX_WARP, tile_scorer<S>::BLOCKS)
-    score_tiles(lctx_select_args a, lctx_tile_plan p, int at_once) {
+    score_tiles(lctx_select_args a, lctx_tile_work p, int at_once) {
     for (int first = 0; first < p.n_group; first += at_once) {
         const tile_scorer<S> scorer(a, lctx_min(at_once, p.n_group - first));
         for (int slot = 0; slot < a.chunks.n_range; slot++) {
@@ -190,7 +190,7 @@ template <typename S> __global__ void __launch_bounds__(tile_scorer<S>::WARPS * 
     }
 }
 
-template <typename S> void launch_tile_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_plan & p) {
+template <typename S> void launch_tile_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_work & p) {
     using scorer = tile_scorer<S>;
     constexpr int PER_MULTIPROCESSOR = 8;  // blocks: a few times what runs at once, so that the last ones do not last
     const int at_once = scorer::groups_at_once(p), n_wanted = PER_MULTIPROCESSOR * queue.device.n_multiprocessor / (a.n_tile * a.n_list);
