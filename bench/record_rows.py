@@ -20,7 +20,6 @@ from native_ops import Rows, Shape
 from pylongctx.catalog import resolve
 
 QUERIES = 1024
-NEOX = ("qwen2", "qwen3", "gemma3", "phi2")  # architectures whose heads rotate halves
 
 
 def library() -> ctypes.CDLL:
@@ -63,8 +62,8 @@ class Recorder:
         return rows.reshape(len(rows), n_head, -1)
 
 
-def evaluate(path: str, tokens: list[int], recorder: Recorder, n_batch: int) -> None:
-    """Read tokens with stock llama.cpp while a recorder looks at its nodes."""
+def evaluate(path: str, tokens: list[int], recorder: Recorder, n_batch: int) -> bool:
+    """Read tokens with stock llama.cpp while a recorder looks at its nodes; returns whether heads rotate halves."""
     callback = llama_cpp.ggml_backend_sched_eval_callback(recorder.on_node)
     model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
     params = llama_cpp.llama_context_default_params()
@@ -76,8 +75,10 @@ def evaluate(path: str, tokens: list[int], recorder: Recorder, n_batch: int) -> 
         if status := llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(ids, len(batch))):
             raise RuntimeError(f"llama_decode returned {status} at token {first}")
         recorder.end_batch(len(batch))
+    is_neox = llama_cpp.llama_model_rope_type(model) == llama_cpp.LLAMA_ROPE_TYPE_NEOX
     llama_cpp.llama_free(context)
     llama_cpp.llama_model_free(model)
+    return is_neox
 
 
 def record(path: str, text: str, n: int, layer: int | None = None, n_batch: int = 512) -> Rows:
@@ -89,10 +90,10 @@ def record(path: str, text: str, n: int, layer: int | None = None, n_batch: int 
     if len(tokens) < n:
         raise ValueError(f"the text has {len(tokens)} tokens, not {n}")
     recorder = Recorder(int(meta["block_count"]) // 2 if layer is None else layer)
-    evaluate(path, tokens, recorder, n_batch)
+    is_neox = evaluate(path, tokens, recorder, n_batch)
     n_head, n_head_kv = int(meta["attention.head_count"]), int(meta["attention.head_count_kv"])
     q, k, v = (recorder.array(part, heads) for part, heads in zip("qkv", (n_head, n_head_kv, n_head_kv), strict=True))
-    shape = Shape(n_head, n_head_kv, k.shape[2], arch in NEOX, float(meta.get("rope.freq_base", 10000.0)))
+    shape = Shape(n_head, n_head_kv, k.shape[2], is_neox, float(meta.get("rope.freq_base", 10000.0)))
     return Rows(shape, k, v, q[-QUERIES:])
 
 

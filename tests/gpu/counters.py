@@ -6,7 +6,8 @@ from pathlib import Path
 
 from cuda_build import tool
 
-KERNELS = "regex:attend|decode|merge|score|choose|make_plan|prepare|transform_back|flash"  # not those that fill a cache
+# not those that fill a cache
+KERNELS = "regex:attend|decode|merge|score|choose|make_plan|prepare|write_out|transform_back|flash"
 MOST_LAUNCHES = 24
 METRICS = {
     "gpu__time_duration.sum": "us",

@@ -14,7 +14,6 @@ import argparse
 import datetime
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -153,15 +152,13 @@ def steps_of(args: argparse.Namespace) -> Iterator[Step]:
 
 def card() -> dict[str, str]:
     """Return what the numbers are of: the card, its driver, the build and the date."""
+    from gpu.speed import ask_gpus
     from pylongctx._lib import build_info
 
     info = build_info()
     found = {"date": datetime.date.today().isoformat(), "cuda": str(info["cuda"]), "version": str(info["version"])}
-    tool = shutil.which("nvidia-smi")
-    query = ["--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    said = subprocess.run([tool, *query], capture_output=True, text=True).stdout if tool else ""
-    name, driver, memory = (*said.strip().split("\n")[0].split(", "), "", "", "")[:3]
-    return found | {"card": name or "CPU", "driver": driver, "memory": memory}
+    (name, driver, memory), *_ = ask_gpus("name", "driver_version", "memory.total") or [("CPU", "", "")]
+    return found | {"card": name, "driver": driver, "memory_mib": memory}
 
 
 # ---- commands ----

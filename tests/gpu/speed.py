@@ -148,10 +148,16 @@ def timed(run: Callable[[], None]) -> float:
     return perf_counter() - start
 
 
+def ask_gpus(*fields: str) -> list[list[str]] | None:
+    """Return the values of nvidia-smi's fields for every GPU, None without it."""
+    if not (smi := shutil.which("nvidia-smi")):
+        return None
+    query = [smi, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True, check=False)
+    return [line.split(", ") for line in done.stdout.splitlines()] if done.returncode == 0 else None
+
+
 def gpu_memory() -> int | None:
     """Return the MiB that are in use on all GPUs, None without nvidia-smi."""
-    if not (tool := shutil.which("nvidia-smi")):
-        return None
-    query = [tool, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    done = subprocess.run(query, capture_output=True, text=True, check=False)
-    return sum(map(int, done.stdout.split())) if done.returncode == 0 else None
+    gpus = ask_gpus("memory.used")
+    return None if gpus is None else sum(int(used) for (used,) in gpus)
