@@ -16,6 +16,7 @@ from pylongctx.store import finder, keeper, layout
 N_CTX = 384
 LONGEST = N_CTX - 40  # of a prompt, so that an answer follows
 N_BLOCK = 64  # of the store, so that short texts have several
+TILE = 64
 SIZES = {"n_ctx": N_CTX, "n_ubatch": 32} | F32
 
 
@@ -111,7 +112,7 @@ class Requests:
 
     def __init__(self, path, method, seed, folder=None, cached=False, **settings):
         self.rng = random.Random(seed)
-        self.texts, self.fresh = Texts(self.rng), Fresh(path, method=method)
+        self.texts, self.fresh = Texts(self.rng), Fresh(path, method=method, **settings)
         self.cache = LlamaRAMCache() if cached else None
         self.folder = folder
         self.open = lambda: new(path, method=method, kv_store=folder, **SIZES | settings)
@@ -276,6 +277,28 @@ class Drafting(Requests):
         self.llm(text, max_tokens=self.rng.randrange(1, 25), temperature=0.0)
         self.llm.draft_model = None
         self._answered(text)
+
+
+class Tiled(Requests):
+    """Prompts of whole tiles, so that no token of one selected for itself what it selects in a longer one."""
+
+    @property
+    def actions(self):
+        answers = (self.complete, self.generate, self.go_on, self.echo)
+        return [action for action in super().actions if action not in answers]
+
+    def prompt(self):
+        text = super().prompt()
+        whole = text[: max(len(text) // TILE, 1) * TILE]
+        whole += self.texts.some(-len(whole) % TILE)
+        self.n_prompt += len(whole) - len(text)
+        self.texts.known.append(whole)
+        return whole
+
+    def abort(self):
+        super().abort()
+        self.held = self.held[: len(self.held) // TILE * TILE]
+        self.llm.n_tokens = len(self.held)
 
 
 class Reading(Requests):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from random_jobs import Served, ServedDrafting, ServedReading
-from random_requests import Drafting, Reading, Requests, small_blocks
+from random_requests import Drafting, Reading, Requests, Tiled, small_blocks
 from test_checkpoints import path_of
 from thinning import few
 
@@ -18,6 +18,7 @@ SEED = int(os.environ.get("LCTX_REUSE_SEED", 0))
 STORED, CACHED = {"folder": True}, {"cached": True}
 CORM = "corm,window=8,recent=24,evict_every=16"
 LONGHEADS = "longheads,chunk_size=16,window=64"
+TILES = {"n_ubatch": 128}  # two; 32 tokens, as in the other cases, are none
 
 CASES = {
     "full": (Requests, "llama", "full", STORED),
@@ -27,6 +28,8 @@ CASES = {
     "drafts, recurrent": (Drafting, "qwen3next", "full", STORED | CACHED),
     "own cache": (Requests, "llama", None, STORED | CACHED),
     "chunks": (Requests, "llama", LONGHEADS, STORED),
+    "tiles": (Tiled, "llama", LONGHEADS, STORED | CACHED | TILES),
+    "sliding tiles": (Tiled, "gemma3", LONGHEADS, STORED | TILES),
     "attention": (Requests, "llama", "longheads,chunk_size=48,window=192,representation=attention", STORED),
     "window": (Requests, "llama", "window,n_sink=4,window=40", CACHED),
     "groups": (Requests, "llama", "selfextend,group_size=8,neighbor_window=64", STORED | CACHED),

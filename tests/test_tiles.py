@@ -82,6 +82,38 @@ def test_steps_of_a_prompt_end_with_tiles(model_path, text, n_batch):
         assert_same(llm.session.last_logits, other.session.last_logits)
 
 
+@pytest.mark.parametrize("shared", [30, 63, 64, 65, 100, 191, 193, 255])
+def test_a_prompt_that_shares_part_of_a_tile(model_path, text, shared):
+    """What tokens before the difference selected depends on the tokens after it, so their tile is evaluated again."""
+    other = text[:shared] + [(token + 1) % 280 for token in text[shared:]]
+    with new(model_path("llama"), method=TILED, n_ubatch=256, **F32) as llm:
+        llm.prefill(other)
+        want = llm.session.last_logits.copy()
+        llm.reset()
+        llm.prefill(text)
+        before = llm.session.n_evaluated
+        llm.prefill(other)
+        assert_same(llm.session.last_logits, want)
+        kept = N - (llm.session.n_evaluated - before)
+        assert kept == shared // 64 * 64
+
+
+def test_what_read_everything_is_kept(model_path, text):
+    """Nothing of the first tile selects, so it may be cut anywhere."""
+    with new(model_path("llama"), method=str(TILED) + ",select_from=192", n_ubatch=256, **F32) as llm:
+        llm.prefill(text)
+        assert [llm.session.rewind(n) for n in (191, 130, 60)] == [191, 130, 60]
+
+
+def test_a_prompt_continues_an_answer_without_reading_it_again(model_path, text):
+    with new(model_path("llama"), method=TILED, n_ubatch=256, **F32) as llm:
+        llm.prefill(text[:140])
+        llm.eval(text[140:141])
+        before = llm.session.n_evaluated
+        llm.prefill(text[:200])
+        assert llm.session.n_evaluated - before == 59
+
+
 def test_a_state_is_continued_with_the_same_tiles(model_path, text):
     with new(model_path("llama"), method=TILED, n_ubatch=256, **F32) as llm:
         llm.eval(text)

@@ -83,6 +83,7 @@ class Session:
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
         self._known = -1  # number of tokens after which the last row of logits was computed
+        self._tiles = np.zeros(context.n_ctx // self.tile + 1, bool)  # tiles whose tokens were evaluated together
 
     @property
     def method(self) -> Method | None:
@@ -154,7 +155,7 @@ class Session:
         if n == 0 or self.shared:
             self.clear()
             return 0
-        kept, refusal = self._cut(n)
+        kept, refusal = self._cut(self._whole(n))
         if refusal and not quiet:
             self.log(f"the KV cache cannot be rewound to {n} tokens ({refusal}): evaluating again from {kept}")
         if kept == 0:
@@ -163,6 +164,17 @@ class Session:
         if self.placed:
             self.placed = placed_up_to(self.placed, kept)
         return kept
+
+    def _whole(self, n: int) -> int:
+        """Return ``n``, or the start of the tile that it divides: what a tile selected depends on all its tokens."""
+        first = n // self.tile * self.tile
+        return first if self._tiles[n // self.tile] and self._select_from < first + self.tile else n
+
+    def _evaluated(self, start: int, end: int) -> None:
+        """Record the tiles of tokens that were evaluated together."""
+        first, last = -(-start // self.tile), end // self.tile
+        self._tiles[start // self.tile :] = False
+        self._tiles[first:last] = True
 
     def _cut(self, n: int) -> tuple[int, str]:
         """Cut the cache at ``n`` or the last possible position before; returns what is left, and why it is less."""
@@ -177,6 +189,7 @@ class Session:
 
     def reachable(self, n: int) -> int:
         """Return how many of the first ``n`` tokens remain evaluated when the others are removed."""
+        n = self._whole(n)
         return n if n == self.n_past else self.context.restorable(n, self.seq)
 
     def mend(self, quiet: bool = False) -> Tokens:
@@ -205,6 +218,7 @@ class Session:
         if self.logits_all:
             self._rows[first:n] = self._rows[end : n + n_left].copy()
         self.placed = (*placed_up_to(self.placed, first), Placed(first, n))
+        self._evaluated(0, n)
         self.changes += 1
         self.n_tokens = n
         return ""
@@ -230,6 +244,7 @@ class Session:
         self._known = -1
         self.changes += 1
         self.input_ids[self.n_tokens : end] = tokens
+        self._evaluated(self.n_tokens, end)
         self.n_tokens = end
 
     def settle(self, n: int, row: Rows) -> None:
@@ -308,8 +323,17 @@ class Session:
     @cached_property
     def tile(self) -> int:
         """The number of tokens of a prompt for which the method selects together."""
+        return self._part("tile", 1)
+
+    @cached_property
+    def _select_from(self) -> int:
+        """The first position whose query selects; tokens before it read everything, in tiles too."""
+        return self._part("select_from", 0)
+
+    def _part(self, option: str, default: int) -> int:
+        """Return an option of a part of the method."""
         parts = self.method.parts if self.method else ()
-        return max((getattr(part, "tile", None) or 1 for part in parts), default=1)
+        return max((getattr(part, option, None) or default for part in parts), default=default)
 
     def whole_tiles(self, n: int) -> int:
         """Return how many of the next ``n`` tokens of a longer prompt to evaluate: up to the end of a tile.
@@ -330,6 +354,7 @@ class Session:
             self._rows[0] = rows[-1]
         self.changes += 1
         self.input_ids[start:end] = tokens
+        self._evaluated(start, end)
         self._known = end if len(rows) else -1
         self.n_tokens = end  # set last: an interrupt before leaves the shorter, consistent state
         for watcher in self.watchers:
