@@ -13,6 +13,9 @@ from pylongctx._lib import build_info, ffi, lib, text
 from pylongctx._overrides import checked_metadata, checked_tensors
 from pylongctx.methods import METHODS
 
+EVERY_LAYER = 2**31 - 1
+AUTO_LAYERS = "auto"  # n_gpu_layers: what devices have room for
+
 # Arguments of older llama-cpp-python versions, accepted without effect as there.
 LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})
 
@@ -102,11 +105,14 @@ def kv_type(name: str, value: int | str | None) -> int:
 def model_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a ``Model`` that the arguments set."""
     names = ("main_gpu", "vocab_only", "use_mmap", "use_mlock", "deterministic")
-    every_layer = given["n_gpu_layers"] == -1
+    n_gpu_layers = given["n_gpu_layers"]
+    if isinstance(n_gpu_layers, str) and n_gpu_layers != AUTO_LAYERS:
+        known = f"a number of layers, -1 for all, or {AUTO_LAYERS!r}"
+        raise ValueError(f"n_gpu_layers must be {known}, not {n_gpu_layers!r}")
     if given["split_mode"] not in SPLIT_MODES.values():
         raise ValueError(f"split_mode must be one of {SPLIT_MODES}, not {given['split_mode']!r}")
     return {
-        "n_gpu_layers": 2**31 - 1 if every_layer else given["n_gpu_layers"],
+        "n_gpu_layers": EVERY_LAYER if n_gpu_layers in (-1, AUTO_LAYERS) else n_gpu_layers,
         "split_mode": int(given["split_mode"]),
         "tensor_split": [float(share) for share in given["tensor_split"] or ()],
         "rpc_servers": given["rpc_servers"] or "",
@@ -178,9 +184,9 @@ def kv_offload(where: str | None, mib: int | None) -> int:
     return int(lib.LCTX_OFFLOAD_AUTO) if mib is None else check_count("kv_offload_mib", mib) << 20
 
 
-def warn_without_device(n_gpu_layers: int, rpc_servers: str | None, verbose: bool) -> None:
+def warn_without_device(n_gpu_layers: int | str, rpc_servers: str | None, verbose: bool) -> None:
     """Warn of GPU layers without a GPU, if ``verbose``, and of RPC servers that get no layer."""
-    if verbose and n_gpu_layers != 0 and not rpc_servers and not has_gpu():
+    if verbose and n_gpu_layers not in (0, AUTO_LAYERS) and not rpc_servers and not has_gpu():
         reason = f"n_gpu_layers={n_gpu_layers} has no effect, everything runs on the CPU: {why_no_gpu()}"
         warnings.warn(reason, UserWarning, stacklevel=4)  # blames the caller of Llama
     if n_gpu_layers == 0 and rpc_servers:

@@ -9,6 +9,7 @@ from typing import Any
 MAX_BYTES = 127  # of a key and of a string in llama.cpp
 MAX_INT = 2**32 - 1  # llama.cpp reads no larger integer from a header
 MAX_FLOAT = 3.4028234663852886e38  # of f32
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch)?exps"  # in tensor names
 
 Value = bool | int | float | str
 
@@ -82,3 +83,8 @@ def _as_text(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:f}" if isinstance(value, float) else str(value)
+
+
+def first_layers(n: int, pattern: str) -> str:
+    """Return a regular expression for tensors of the first ``n`` layers whose other part matches ``pattern``."""
+    return rf"^blk\.({'|'.join(map(str, range(n)))}){pattern}"

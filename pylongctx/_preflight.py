@@ -30,7 +30,7 @@ def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], met
     """
     if min(address_room(), default=PROBE_BYTES) < PROBE_BYTES:
         raise MemoryError(f"a check of the model needs {bytes_text(PROBE_BYTES)}, and ulimit -v leaves less; raise it")
-    with _quiet(), Plan(path, model_settings, settings, method) as plan:
+    with quiet(), Plan(path, model_settings, settings, method) as plan:
         if all(size.fits for size in plan.sizes()):
             return settings
         longest = plan.longest()
@@ -43,7 +43,7 @@ def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], met
 def serves(path: str, model_settings: dict[str, Any], settings: dict[str, Any], method: str) -> bool:
     """Return True if a method supports a model, whatever the size of its context."""
     try:
-        with _quiet(), Plan(path, model_settings, settings, method) as plan:
+        with quiet(), Plan(path, model_settings, settings, method) as plan:
             plan.sizes(n_ctx=STEP)
     except InvalidInput:
         return False
@@ -51,7 +51,7 @@ def serves(path: str, model_settings: dict[str, Any], settings: dict[str, Any], 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress llama.cpp's messages, which are repeated on load or become the reason of an exception."""
     lib.lctx_log_set_level(0)
     try:

@@ -30,8 +30,9 @@ class Llama(ReadingCompleter):
     model_path : str
         GGUF file; or, if there is no such file, a name of the catalogue that ``pylongctx get`` lists. A missing model
         of the catalogue is downloaded after a warning with its size and license.
-    n_gpu_layers : int
-        How many of the last layers to place on devices, with their part of the KV cache; -1: all.
+    n_gpu_layers : int or "auto"
+        How many of the last layers to place on devices, with their part of the KV cache; -1: all; "auto": as many as
+        fit, of experts too.
     tensor_split : list of float or None
         Split between devices: first those of ``rpc_servers``, then the GPUs of this machine. None: by free memory.
     n_ctx : int
@@ -182,7 +183,7 @@ class Llama(ReadingCompleter):
         self,
         model_path: str,
         *,
-        n_gpu_layers: int = 0,
+        n_gpu_layers: int | str = 0,
         split_mode: int = 1,
         main_gpu: int = 0,
         tensor_split: list[float] | None = None,

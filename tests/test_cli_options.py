@@ -123,15 +123,9 @@ def test_samplers_of_llama_cpp_become_arguments():
         sampling_arguments(parse("--samplers", "top_k", "--sampler-seq", "k"))
 
 
-@pytest.mark.parametrize(("word", "layers"), [("all", -1), ("-1", -1), ("3", 3)])
+@pytest.mark.parametrize(("word", "layers"), [("all", -1), ("-1", -1), ("3", 3), ("auto", "auto")])
 def test_layers(word, layers):
     assert llama_arguments(parse("-ngl", word))["n_gpu_layers"] == layers
-
-
-def test_layers_auto_follows_the_machine(monkeypatch):
-    for has_gpu, layers in ((True, -1), (False, 0)):
-        monkeypatch.setattr("pylongctx._arguments.has_gpu", lambda has_gpu=has_gpu: has_gpu)
-        assert llama_arguments(parse("-ngl", "auto"))["n_gpu_layers"] == layers
 
 
 # ---- variables ----

@@ -207,7 +207,7 @@ def _add_devices(options: Options) -> None:
         "--n-gpu-layers",
         parse=layers,
         env="LLAMA_ARG_N_GPU_LAYERS",
-        help="layers on devices (0; -1 or all; auto: all where there is a GPU)",
+        help="layers on devices (-1 or all; auto: what fits; default of chat, complete, ask and serve: auto, else 0)",
     )
     add("--rpc", metavar="HOST:PORT,...", env="LLAMA_ARG_RPC", help="devices of machines that run pylongctx rpc-server")
     env = "LLAMA_ARG_TENSOR_SPLIT"
@@ -290,7 +290,7 @@ def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
     found |= override_arguments(args)
     if isinstance(policy := found.get("overflow"), bool):
         found["overflow"] = EVICT_MIDDLE if policy else OVERFLOWS[0]
-    if found.get("n_gpu_layers") and "rpc_servers" not in found:
+    if found.get("n_gpu_layers") not in (None, 0, "auto") and "rpc_servers" not in found:
         _warn_without_gpu()
     if args.kv_offload == ON:
         found.setdefault("offload_kqv", True)
@@ -355,7 +355,7 @@ def open_model(
 
 
 def _constructor(args: argparse.Namespace) -> dict[str, Any]:
-    found = llama_arguments(args) | _loading(args)
+    found = {"n_gpu_layers": "auto"} | llama_arguments(args) | _loading(args)
     if args.rope_scale is not None:
         if args.rope_freq_scale is not None:
             raise ValueError("--rope-scale and --rope-freq-scale set the same value: give one of them")

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pylongctx._overrides import EXPERTS, first_layers
 from pylongctx.cli.arguments import Options, integer
 
 VARIABLE = "LLAMA_ARG_OVERRIDE_TENSOR"
 MAX_LAYERS = 512
-EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch)?exps"  # in tensor names
 DENSE = r"\.ffn_(up|down|gate)\."
 WORDS = {"true": True, "false": False}
 TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": WORDS.__getitem__, "str": str}
@@ -45,7 +45,7 @@ def override_arguments(args: argparse.Namespace) -> dict[str, Any]:
         tensors[EXPERTS] = "CPU"
     for name, pattern in (("n_cpu_moe", EXPERTS), ("n_cpu_ffn", DENSE)):
         if n := getattr(args, name, None):
-            tensors[rf"^blk\.({'|'.join(map(str, range(n)))}){pattern}"] = "CPU"
+            tensors[first_layers(n, pattern)] = "CPU"
     both = {"kv_overrides": metadata, "override_tensor": tensors}
     return {name: found for name, found in both.items() if found}
 

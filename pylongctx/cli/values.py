@@ -21,12 +21,10 @@ def mib(text: str) -> int:
     return integer(text) << 20
 
 
-def layers(text: str) -> int:
-    """Return a number of layers, -1 for all."""
+def layers(text: str) -> int | str:
+    """Return a number of layers, -1 for all, or "auto"."""
     if text == "auto":
-        from pylongctx._arguments import has_gpu
-
-        return -1 if has_gpu() else 0
+        return text
     return -1 if text == "all" else integer(text)
 
 

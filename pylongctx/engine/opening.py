@@ -10,6 +10,7 @@ from pylongctx._guess import guess
 from pylongctx._lib import InvalidInput, error, lib
 from pylongctx._log import LOG
 from pylongctx._model_files import ModelFiles
+from pylongctx._placement import place
 from pylongctx._preflight import fit, serves
 from pylongctx._trial import try_model
 from pylongctx.catalog import CATALOG, resolve
@@ -56,6 +57,8 @@ class OpenedModel:
         The KV store.
     library : StoredTexts or None
         The interface of the store for the engine.
+    n_gpu_layers : int
+        How many layers devices hold at most.
     draft_model : callable or None
         What drafts: the given draft model, then the model itself.
 
@@ -97,6 +100,7 @@ class OpenedModel:
         self.store: KVStore | None = None
         self.library: StoredTexts | None = None
         self.context: Context | None = None
+        self.n_gpu_layers = 0
         if given["vocab_only"]:
             self._set_log_level()
             if given["preflight"]:
@@ -183,7 +187,13 @@ class OpenedModel:
         where = self._where()
         if self.given["preflight"]:
             try_model(self.path, where, settings, spec)
+        if self.given["n_gpu_layers"] == arguments.AUTO_LAYERS:
+            where, placed = place(self.path, where, settings, spec)
+            if placed:
+                LOG.info(placed)
+        if self.given["preflight"]:
             settings = fit(self.path, where, settings, spec)
+        self.n_gpu_layers = where["n_gpu_layers"]
         self._set_log_level()
         self.model, self.files = _load(self.path, where)
         try:

@@ -61,7 +61,6 @@ class Host:
         self.metadata = self.model.metadata()
         self.templates = Templates(self.model, given["chat_format"])
         self.seed: int = given["seed"]
-        self.n_gpu_layers: int = given["n_gpu_layers"]
         self.verbose = self._opened.verbose
         self.last_n_tokens_size: int = given["last_n_tokens_size"]
         self.draft_model: DraftModel | None = self._opened.draft_model
@@ -91,10 +90,8 @@ class Host:
     @property
     def share_on_devices(self) -> float:
         """The fraction of layers on devices, including the output layer."""
-        n, n_layers = self.n_gpu_layers, self.model.info.n_layer + 1
-        if not has_gpu():
-            return 0.0
-        return 1.0 if n < 0 else min(n, n_layers) / n_layers
+        n_layers = self.model.info.n_layer + 1
+        return min(self._opened.n_gpu_layers, n_layers) / n_layers if has_gpu() else 0.0
 
     @cached_property
     def fill_tokens(self) -> dict[str, int]:
