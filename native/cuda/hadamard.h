@@ -59,21 +59,32 @@ static __device__ __forceinline__ void lctx_load_8(ggml_type type, const char * 
     lctx_unrolled<8>([&](int i) { x[i] *= scale; });
 }
 
-// Transform a row of floats in place; block 0 leaves it as it is. The lanes of a warp together; each reads what it wrote.
-static __device__ inline void lctx_transform_row(float * row, int dim, int block) {
-    for (int first = 0; block > 0 && first < dim; first += block) {
-        float x[LCTX_MOST_HADAMARD / LCTX_WARP];
-        lctx_unrolled<LCTX_MOST_HADAMARD / LCTX_WARP>([&](int i) {
+// Transform blocks of at most 32 N elements of a row, each lane those that it wrote.
+template <int N> static __device__ __forceinline__ void lctx_transform_blocks(float * row, int dim, int block) {
+    for (int first = 0; first < dim; first += block) {
+        float x[N];
+        lctx_unrolled<N>([&](int i) {
             const int d = i * LCTX_WARP + lctx_lane();
             x[i] = d < block ? row[first + d] : 0.0f;
         });
         lctx_transform(x, block);
-        lctx_unrolled<LCTX_MOST_HADAMARD / LCTX_WARP>([&](int i) {
+        lctx_unrolled<N>([&](int i) {
             const int d = i * LCTX_WARP + lctx_lane();
             if (d < block) {
                 row[first + d] = x[i];
             }
         });
+    }
+}
+
+// Transform a row of floats in place; block 0 leaves it as it is. The lanes of a warp together; each reads what it wrote.
+// Heads of up to 128 channels have a loop of their own, with a quarter of the shuffles.
+static __device__ inline void lctx_transform_row(float * row, int dim, int block) {
+    constexpr int SMALL = 128;
+    if (block > SMALL) {
+        lctx_transform_blocks<LCTX_MOST_HADAMARD / LCTX_WARP>(row, dim, block);
+    } else if (block > 0) {
+        lctx_transform_blocks<SMALL / LCTX_WARP>(row, dim, block);
     }
 }
 
