@@ -18,7 +18,7 @@ ARCHITECTURES = (75, 86, 90, 120) if thinning.run_all else (86,)
 NEEDS_GGML = ("backend.cu",)  # and with it the headers of cuBLAS
 SOURCES = sorted(path.name for path in CUDA.glob("*.cu"))
 KERNELS = [name for name in SOURCES if "__global__" in (CUDA / name).read_text()]
-PRODUCTS = ("attend.cu", "select.cu", "vote.cu")  # those that multiply on tensor cores
+PRODUCTS = ("attend.cu", "lists.cu", "select.cu", "vote.cu")  # those that multiply on tensor cores
 # as CMakeLists.txt and ggml-cuda's say; ptxas tells what kernels need
 FLAGS = (
     "-std=c++17 -O3 -use_fast_math -extended-lambda --expt-relaxed-constexpr -Werror all-warnings -Xptxas -v "
