@@ -10,19 +10,24 @@
 constexpr float LCTX_LOG2_E = 1.44269504f, LCTX_LN_2 = 0.69314718f;
 
 // How rows of f16 numbers lie in a tile, so that eight of a matrix begin in different banks: with padding, or without it, where units of 8
-// numbers change places within a row. at(row, d): of number d.
+// numbers change places within a row. at(row, d): of number d. plus(at(row, e), d) = at(row, e + d) if e and d have no bit below WIDTH in
+// common.
 template <int STRIDE_> struct lctx_cuda_padded {
     static constexpr int STRIDE = STRIDE_;
     static __device__ __forceinline__ int at(int row, int d) { return row * STRIDE + d; }
+    static __device__ __forceinline__ int plus(int at, int d) { return at + d; }
 };
 
 template <int DIM> struct lctx_cuda_swizzled {
     static constexpr int STRIDE = DIM, UNIT = 8;
     static constexpr int PLACES = lctx_min(DIM / UNIT & -(DIM / UNIT), 8);  // the units of a row that change among each other
+    static constexpr int WIDTH = PLACES * UNIT;
     static __device__ __forceinline__ int at(int row, int d) {
         constexpr int ROWS = 8 / PLACES;  // that begin in different banks as they are
         return row * DIM + (d ^ row / ROWS % PLACES * UNIT);
     }
+    // What many numbers have in common is in one register.
+    static __device__ __forceinline__ int plus(int at, int d) { return (at ^ d % WIDTH) + d / WIDTH * WIDTH; }
 };
 
 // 16 columns of a query tile as the left factor, DIM dimensions of rows that lie as LAYOUT says. KEPT: in registers, for all the rows that
@@ -38,7 +43,7 @@ template <int DIM, bool KEPT, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struc
         }
     }
     __device__ __forceinline__ const uint16_t * at(int step) const {
-        return tile + LAYOUT::at(lctx_lane() % 16, step * 16 + lctx_lane() / 16 * 8);
+        return tile + LAYOUT::plus(LAYOUT::at(lctx_lane() % 16, lctx_lane() / 16 * 8), step * 16);
     }
     __device__ __forceinline__ void load(int step, uint32_t (&a)[4]) const {
         if constexpr (KEPT) {
@@ -95,7 +100,8 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
     __device__ __forceinline__ void add_product(const uint32_t (&a)[4], const uint16_t * k, int step, int n) {
         const int lane = lctx_lane();
         uint32_t b[4];
-        lctx_load_matrices(b, k + n * 16 * LAYOUT::STRIDE + LAYOUT::at(lane / 16 * 8 + lane % 8, step * 16 + lane / 8 % 2 * 8));
+        const int at = LAYOUT::plus(LAYOUT::at(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8), step * 16);
+        lctx_load_matrices(b, k + n * 16 * LAYOUT::STRIDE + at);
         lctx_mma(s[2 * n], a, b[0], b[1]);
         lctx_mma(s[2 * n + 1], a, b[2], b[3]);
     }
@@ -163,7 +169,7 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
         const uint32_t a[4] = {lctx_pack(s0[0], s0[1]), lctx_pack(s0[2], s0[3]), lctx_pack(s1[0], s1[1]), lctx_pack(s1[2], s1[3])};
         lctx_unrolled<DIM / 16>([&](int d) {
             uint32_t b[4];
-            lctx_load_transposed(b, v + n * 16 * LAYOUT::STRIDE + LAYOUT::at(lane % 16, d * 16 + lane / 16 * 8));
+            lctx_load_transposed(b, v + n * 16 * LAYOUT::STRIDE + LAYOUT::plus(LAYOUT::at(lane % 16, lane / 16 * 8), d * 16));
             lctx_mma(o[2 * d], a, b[0], b[1]);
             lctx_mma(o[2 * d + 1], a, b[2], b[3]);
         });

@@ -230,13 +230,15 @@ template <typename S> struct list_reader {
         static_assert(THREADS / LANES == GROUP, "threads copy a group at a time");
         const int row = (int)threadIdx.x / LANES, d0 = (int)threadIdx.x % LANES * 8;
         const size_t offset = row * row_size + d0 * sizeof(uint16_t);
+        const int at = S::layout::at(row, d0);
         const auto each = [&](auto && f) {
             lctx_unrolled<S::GROUPS>([&](int g) {
                 const char * source = from[g] + offset;
                 lctx_unrolled<STEPS>([&](int step) {
                     const int d = d0 + step * LANES * 8;
                     if (S::DIM % (LANES * 8) == 0 || d < S::DIM) {
-                        f(g * GROUP + row, d, source + step * LANES * 16, to + g * GROUP * S::layout::STRIDE + S::layout::at(row, d));
+                        uint16_t * place = to + g * GROUP * S::layout::STRIDE + S::layout::plus(at, step * LANES * 8);
+                        f(g * GROUP + row, d, source + step * LANES * 16, place);
                     }
                 });
             });
@@ -286,28 +288,47 @@ template <typename S> struct list_reader {
 
     // ---- bytes to f16 ----
 
-    // Whole blocks of 32 elements: a lane has one.
+    // Whole blocks of 32 elements: the threads that share a row take them in turn.
     template <typename T> __device__ void unpack_blocks(const char * rows, size_t row_size, int n_dim, const bounds & b) const {
-        for (int i = (int)threadIdx.x; i < S::ROWS * ((S::DIM + T::BLOCK - 1) / T::BLOCK); i += THREADS) {
-            const int row = i % S::ROWS, d = i / S::ROWS * T::BLOCK;
-            const auto put = [&](int first, const uint4 & x) {
-                if (S::DIM % T::BLOCK == 0 || d + first < S::DIM) {
-                    *(uint4 *)(k_tile() + S::layout::at(row, d + first)) = x;
-                }
-            };
+        constexpr int LANES = THREADS / S::ROWS, STEP = LANES * T::BLOCK;
+        const int row = (int)threadIdx.x % S::ROWS, first = (int)threadIdx.x / S::ROWS * T::BLOCK;
+        const auto each = [&](auto && f) {
+            const char * block = rows + row * row_size + first / T::BLOCK * T::SIZE;
+            int at = S::layout::at(row, first);
+#ifdef __CUDACC__
+#pragma unroll 1
+#endif
+            for (int d = first; d < S::DIM; d += STEP, block += LANES * T::SIZE, at = S::layout::plus(at, STEP)) {
+                f(d, block, [&](int i, const uint4 & x) {
+                    if (S::DIM % T::BLOCK == 0 || d + i < S::DIM) {
+                        *(uint4 *)(k_tile() + S::layout::plus(at, i)) = x;
+                    }
+                });
+            }
+        };
+        if (b.all() && n_dim == S::DIM) {
+            return each([&](int, const char * block, auto && put) { T::each_halves(block, put); });
+        }
+        each([&](int d, const char * block, auto && put) {
             if (b.has(row) && d < n_dim) {
-                T::each_halves(rows + row * row_size + d / T::BLOCK * T::SIZE, put);
+                T::each_halves(block, put);
             } else {
                 lctx_unrolled<T::BLOCK / 8>([&](int j) { put(8 * j, uint4{0, 0, 0, 0}); });
             }
+        });
+    }
+    // f(row, first element) gives 8 elements of a row.
+    template <typename F> __device__ __forceinline__ void put_each_8(F && f) const {
+        for (int i = (int)threadIdx.x; i < S::ROWS * (S::DIM / 8); i += THREADS) {
+            const int row = i / (S::DIM / 8), d = i % (S::DIM / 8) * 8;
+            *(uint4 *)(k_tile() + S::layout::at(row, d)) = f(row, d);
         }
     }
     // Plain numbers times `factor`; returns the largest of this thread before that.
     template <typename T>
     __device__ float unpack_numbers(const char * rows, size_t row_size, int n_dim, const bounds & b, float factor) const {
         float most = 0.0f;
-        for (int i = (int)threadIdx.x; i < S::ROWS * (S::DIM / 8); i += THREADS) {
-            const int row = i / (S::DIM / 8), d = i % (S::DIM / 8) * 8;
+        put_each_8([&](int row, int d) {
             float x[8] = {};
             if (b.has(row) && d < n_dim) {
                 lctx_load_8<T>(rows + row * row_size, d, x);
@@ -316,16 +337,21 @@ template <typename S> struct list_reader {
                 most = fabsf(x[j]) > most ? fabsf(x[j]) : most;  // not NaN
                 x[j] *= factor;
             });
-            *(uint4 *)(k_tile() + S::layout::at(row, d)) = lctx_pack_8(x);
-        }
+            return lctx_pack_8(x);
+        });
         return most;
     }
+    // The same of any type; 0 where all are halves.
     __device__ float unpack(ggml_type type, const char * rows, size_t row_size, int n_dim, const bounds & b, float factor) const {
         float most = 0.0f;
         lctx_cuda_with_rows(type, [&](auto of_type) {
             using T = decltype(of_type);
             if constexpr (T::BLOCK == 32) {
                 unpack_blocks<T>(rows, row_size, n_dim, b);
+            } else if constexpr (std::is_same_v<T, lctx_cuda_f16>) {
+                put_each_8([&](int row, int d) {
+                    return b.has(row) && d < n_dim ? lctx_load_halves<T>(rows + row * row_size, d) : uint4{0, 0, 0, 0};
+                });
             } else {
                 most = unpack_numbers<T>(rows, row_size, n_dim, b, factor);
             }
@@ -339,11 +365,8 @@ template <typename S> struct list_reader {
     __device__ float unpack_values(const cursor & c, int i) const {
         const lctx_pool_args &k = a.cache.k_pool, &v = a.cache.v_pool;
         const char * rows = v_raw() + (lctx_values_in_keys(a.cache) ? v.data - k.data : 0);
-        const bool limited = v.type != GGML_TYPE_F32 && v.type != GGML_TYPE_BF16;
-        return lctx_cuda_scaled(m().most, i, [&](float factor) {
-            const float most = unpack(v.type, rows, v.row_size, a.head_dim_v, bounds_of(c), 1.0f / factor);
-            return limited ? 0.0f : most;
-        });
+        return lctx_cuda_scaled(m().most, i,
+                                [&](float factor) { return unpack(v.type, rows, v.row_size, a.head_dim_v, bounds_of(c), 1.0f / factor); });
     }
 
     // ---- columns ----
