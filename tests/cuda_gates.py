@@ -84,7 +84,7 @@ class Row:
     dense, scores, unpack : float or None
         Instructions that a warp executes in the loop with the most matrix products, per tile of 16 columns, 64 rows and
         128 channels: of keys and values together, and of keys alone; per 8 values in the longest loop that unpacks
-        rows. None: there is no such loop.
+        quantized rows. None: there is no such loop.
     """
 
     kernel: str
@@ -129,7 +129,8 @@ def loops(code: cuda_sass.Code) -> dict[str, float | None]:
         if volume >= most / 2:  # others are the ends of a tile
             name, volumes = ("dense", 2) if loop.total(cuda_sass.transposed_loads) else ("scores", 1)
             found[name] = max(found[name] or 0.0, n / volume * volumes * TILE)
-    unpacking = [loop for loop in code.loops_with(cuda_sass.octets) if not loop.total(cuda_sass.products)]
+    no_rows = (cuda_sass.products, cuda_sass.packed_floats)
+    unpacking = [loop for loop in code.loops_with(cuda_sass.octets) if not any(map(loop.total, no_rows))]
     costs = [n / values for values, n in (loop.executed(cuda_sass.octets) for loop in unpacking)]
     return found | {"unpack": max(costs, default=None)}
 
