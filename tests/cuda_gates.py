@@ -51,9 +51,11 @@ class Limit:
 # Spills are 0 wherever no line here says otherwise. The loop of score_keys with products does not have what it makes of
 # their sums yet; 95 instructions for 16 columns and rows are 380 for 64 rows.
 DENSE, QUANTIZED = (f"attend<attend_shape<128, false>, {f16}>" for f16 in ("true", "false"))  # of prompts
+LISTED, LISTED_QUANTIZED = (f"attend_lists<shape<128, {f16}>>" for f16 in ("true", "false"))  # of tiles of prompts
 LIMITS = (
     Limit("attend<*", "registers", 255),
     Limit("attend<*", "spilled", 32, aim=0),
+    Limit("attend_lists<*", "registers", 255),
     Limit("decode<*", "registers", 128),
     Limit("decode<shape<16, *", "spilled", 48, aim=0),
     Limit("decode<shape<32, *", "spilled", 68, aim=0),
@@ -65,6 +67,8 @@ LIMITS = (
     Limit("vote<shape<576>>", "spilled", 168, aim=0),
     Limit(DENSE, "dense", 590, aim=580),
     Limit(QUANTIZED, "unpack", 69, aim=25),
+    Limit(LISTED, "dense", 410),
+    Limit(LISTED_QUANTIZED, "unpack", 37, aim=25),
     Limit("score_tiles<*", "scores", 228),
     Limit("score_keys<*, 4, 1>", "scores", 278, aim=240),
     Limit("score_keys<*, 1, 4>", "scores", 602, aim=380),
@@ -84,7 +88,7 @@ class Row:
     dense, scores, unpack : float or None
         Instructions that a warp executes in the loop with the most matrix products, per tile of 16 columns, 64 rows and
         128 channels: of keys and values together, and of keys alone; per 8 values in the longest loop that unpacks
-        rows. None: there is no such loop.
+        quantized rows. None: there is no such loop.
     """
 
     kernel: str
@@ -129,7 +133,8 @@ def loops(code: cuda_sass.Code) -> dict[str, float | None]:
         if volume >= most / 2:  # others are the ends of a tile
             name, volumes = ("dense", 2) if loop.total(cuda_sass.transposed_loads) else ("scores", 1)
             found[name] = max(found[name] or 0.0, n / volume * volumes * TILE)
-    unpacking = [loop for loop in code.loops_with(cuda_sass.octets) if not loop.total(cuda_sass.products)]
+    no_rows = (cuda_sass.products, cuda_sass.packed_floats)
+    unpacking = [loop for loop in code.loops_with(cuda_sass.octets) if not any(map(loop.total, no_rows))]
     costs = [n / values for values, n in (loop.executed(cuda_sass.octets) for loop in unpacking)]
     return found | {"unpack": max(costs, default=None)}
 

@@ -36,8 +36,12 @@ class Instruction:
 
     @property
     def targets(self) -> list[str]:
-        """The labels where it may continue; empty when it is not a branch."""
-        return re.findall(r"\.L_\w+", self.bare) if self.name in BRANCHES else []
+        """The labels where it may continue; empty when it is not a branch.
+
+        The compiler also leaves a loop by a call that does not come back.
+        """
+        branches = self.name in BRANCHES or self.bare.startswith("CALL.REL.NOINC")
+        return re.findall(r"\.L_\w+", self.bare) if branches else []
 
     @property
     def name(self) -> str:
@@ -205,6 +209,11 @@ def products(instruction: str) -> int:
 def octets(instruction: str) -> int:
     """Return how many times 8 halves a thread stores in shared memory."""
     return int(instruction.startswith("STS.128"))
+
+
+def packed_floats(instruction: str) -> int:
+    """Return 1 where two floats become halves, which levels of quantized rows never are."""
+    return int(instruction.startswith("F2FP"))
 
 
 def transposed_loads(instruction: str) -> int:

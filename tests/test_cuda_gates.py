@@ -50,6 +50,22 @@ def test_a_loop_is_found_with_what_lies_after_it():
     assert loops[0].total(lambda instruction: instruction.startswith("FADD")) == 1
 
 
+def test_a_call_that_does_not_come_back_is_a_branch():
+    listing = LISTING.replace("@P2 BRA", "@P2 CALL.REL.NOINC")
+    (found,) = cuda_sass.parse(listing.format(products=PRODUCT))
+    assert found.loops[0].total(lambda instruction: instruction.startswith("FADD")) == 1
+
+
+def test_only_rows_that_are_not_packed_of_floats_are_unpacked():
+    octets = "        /*0100*/                   STS.128 [R4], R8 ;"
+    packed = "        /*0110*/                   F2FP.F16.F32.PACK_AB R8, R9, R8 ;"
+    quantized, floats = (
+        next(cuda_sass.parse(LISTING.format(products=products))) for products in (octets, f"{octets}\n{packed}")
+    )
+    assert cuda_gates.loops(quantized)["unpack"] == 5.0
+    assert cuda_gates.loops(floats)["unpack"] is None
+
+
 def test_the_shortest_way_is_counted():
     (loop,) = code(64).loops_with(cuda_sass.products)
     assert loop.executed(cuda_sass.products) == (64 * 2048, 1 + 64 + 1 + 2)

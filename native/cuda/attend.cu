@@ -5,13 +5,13 @@
 #include "decode.h"
 #include "expand.h"
 #include "hadamard.h"
-#include "partial-states.h"
+#include "lists.h"
 
 namespace {
 
 // Those of a warp; wide ones leave no registers for them.
-template <typename S> using queries = lctx_cuda_queries<S::WARP_DIM, S::WARP_DIM <= 144, S::STRIDE>;
-template <typename S> using flash = lctx_cuda_flash<S::WARP_DIM, S::WARP_ROWS, S::STRIDE>;
+template <typename S> using queries = lctx_cuda_queries<S::WARP_DIM, S::WARP_DIM <= 144, lctx_cuda_padded<S::STRIDE>>;
+template <typename S> using flash = lctx_cuda_flash<S::WARP_DIM, S::WARP_ROWS, lctx_cuda_padded<S::STRIDE>>;
 
 // The queries of a tile, turned to the positions from which they look at an item; scores are base 2 without softcap. Columns that read
 // nothing of it keep what they had: their scores are not used.
@@ -267,11 +267,15 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     }
 }
 
-// A block of threads for a (token, head).
-__global__ void merge(const lctx_attend_args a, const lctx_partial_states partial) {
+// A block of threads for a (token, head). of_lists: states of tokens that share a list of chunks.
+__global__ void merge(const lctx_attend_args a, const lctx_partial_states alone, const lctx_partial_states of_lists) {
     const int token = (int)blockIdx.x / a.n_head, head = (int)blockIdx.x % a.n_head;
     const size_t at = (size_t)token * a.n_head + head;
-    for (int d = 2 * (int)threadIdx.x; d < a.head_dim_v; d += 2 * (int)blockDim.x) {
+    lctx_partial_states partial = alone;
+    if (!a.choices().is_alone(token)) {
+        partial = of_lists;
+    }
+    for (int d = 2 * (int)threadIdx.x; partial.n_split > 1 && d < a.head_dim_v; d += 2 * (int)blockDim.x) {
         const lctx_attend_state s = lctx_merge_states(partial.of(a, 0, token, head), partial.n_split, lctx_partial_states::n_float(a), d);
         lctx_partial_states{1, nullptr}.write(a, 0, token, head, d, s);
     }
@@ -300,7 +304,8 @@ template <typename S> int n_side(const lctx_cuda_device & device, const lctx_att
 
 // Bytes of the partial states, after which the plans stand.
 template <typename S> size_t partial_size(const lctx_cuda_device & device, const lctx_attend_args & a) {
-    return lctx_div_up(lctx_partial_states::size(a, n_split<S>(device, a)), 256) * 256;
+    const int most = lctx_max(n_split<S>(device, a), lctx_cuda_list_splits(device, a));
+    return lctx_div_up(lctx_partial_states::size(a, most), 256) * 256;
 }
 
 template <typename S> lctx_cuda_plan plan_of(const lctx_cuda_device & device, const lctx_attend_args & a, char * work) {
@@ -335,16 +340,21 @@ template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
 
 void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_partial_states & partial) {
     const dim3 grid(a.n_tokens * a.n_head);
-    if (partial.n_split > 1) {
-        lctx_launch(merge, grid, 2 * LCTX_WARP, 0, queue.stream, a, partial);
+    const lctx_partial_states of_lists = {lctx_cuda_list_splits(queue.device, a), partial.data};
+    if (lctx_max(partial.n_split, of_lists.n_split) > 1) {
+        lctx_launch(merge, grid, 2 * LCTX_WARP, 0, queue.stream, a, partial, of_lists);
     } else if (a.params.hadamard.v != 0) {
         lctx_launch(transform_back, grid, LCTX_WARP, 0, queue.stream, a);
     }
 }
 
 size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend_args & args) {
-    if (const size_t expanded = lctx_expanded_size(args)) {
+    const size_t expanded = lctx_expanded_size(args);
+    if (expanded > 0 && !lctx_cuda_reads_lists(device, args)) {
         return expanded + lctx_cuda_attend_wsize(device, lctx_expanded_args(args, nullptr));
+    }
+    if (args.choices().n_alone() == 0) {
+        return lctx_partial_states::size(args, lctx_cuda_list_splits(device, args));
     }
     if (lctx_cuda_decodes(args)) {
         return lctx_cuda_decode_wsize(device, args);
@@ -359,7 +369,13 @@ size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend
 
 void lctx_cuda_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args) {
     if (args.params.tiles.n_tile > 0) {
-        return lctx_cuda_run_expanded(queue, args, lctx_cuda_attend);
+        if (!lctx_cuda_reads_lists(queue.device, args)) {
+            return lctx_cuda_run_expanded(queue, args, lctx_cuda_attend);
+        }
+        lctx_cuda_attend_lists(queue, args);
+    }
+    if (args.choices().n_alone() == 0) {
+        return lctx_cuda_finish_attend(queue, args, {1, (float *)queue.work});
     }
     if (lctx_cuda_decodes(args)) {
         return lctx_cuda_decode(queue, args);

@@ -170,28 +170,17 @@ template <typename S, bool F16> struct lctx_attend_reader {
     }
     // What was fetched into the tile, once it is there for all threads; returns what the weights of its values are to be multiplied by.
     __device__ float unpack(const lctx_attend_cursor & p, int i, typename S::memory & m) const {
-        if (threadIdx.x == 0) {
-            m.most[(i + 1) % 2] = 0;
-        }
         const size_t k_row = a.cache.k_pool.row_size;
         each_block(m, p, [&](const lctx_cuda_block & b) {
             const char * k = is_here(b) ? raw(i) : b.is_gathered() ? nullptr : b.k();
             lctx_cuda_unpack_rows<S>(
                 a.cache.k_pool.type, a.head_dim_k, b.lo, b.hi, [&](int i) { return k ? k + i * k_row : b.gathered_k(i); }, k_tile(0));
         });
-        for (float factor = 1.0f;;) {
+        return lctx_cuda_scaled(m.most, i, [&](float factor) {
             float most = 0.0f;
             each_block(m, p, [&](const lctx_cuda_block & b) { most = fmaxf(most, unpack_values(b, i, 1.0f / factor)); });
-            if (most > LCTX_MOST_HALF) {
-                atomicMax(&m.most[i % 2], (int)lctx_as_uint(most));
-            }
-            __syncthreads();
-            const float wanted = factor_of(m.most[i % 2]);
-            if (factor == wanted) {
-                return factor;
-            }
-            factor = wanted;  // all threads see the same and come again
-        }
+            return most;
+        });
     }
     __device__ bool is_here(const lctx_cuda_block & b) const { return st.ahead > 0 && !b.is_gathered(); }
     // Where the bytes of values begin after those that were fetched of keys, which may have them.
@@ -209,12 +198,6 @@ template <typename S, bool F16> struct lctx_attend_reader {
             default:             lctx_cuda_unpack_rows<S>(a.cache.v_pool.type, a.head_dim_v, b.lo, b.hi, row, v_tile(0));
         }
         return 0.0f;
-    }
-    // The power of two, 2^15 at most, by which values are divided so that the largest is a half; its bits, 0: all are.
-    __device__ static float factor_of(int32_t most) {
-        constexpr int BIAS = 127, LARGEST = 15;
-        const int exponent = (most >> 23) - BIAS;
-        return most == 0 ? 1.0f : lctx_as_float((uint32_t)(BIAS + lctx_min(exponent - 14, LARGEST)) << 23);
     }
 };
 
@@ -290,7 +273,7 @@ template <typename S> struct lctx_attend_walker {
     __device__ bool turns_for(int32_t key, int to) {
         const lctx_cuda_lists lists = {a};
         for (int c = lctx_lane(); c < S::COLUMNS; c += LCTX_WARP) {
-            const bool reads = c < t.n_column() && lists.of(t.token(c), t.head(c))->seq == key / a.n_angle;
+            const bool reads = c < t.n_column() && lists.of(t.index(c), t.head(c))->seq == key / a.n_angle;
             m.lo[to][c] = 0, m.hi[to][c] = reads, m.angle[to][c] = reads ? t.token(c) * a.n_angle + key % a.n_angle : 0;
         }
         return lctx_cuda_turns(m, to);

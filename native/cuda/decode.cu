@@ -5,8 +5,9 @@
 #include "decode.h"
 
 #include "hadamard.h"
-#include "partial-states.h"
+#include "lists.h"
 #include "tile.h"
+#include "walk.h"
 
 namespace {
 
@@ -52,10 +53,10 @@ struct list {
     int32_t lo = 0, hi = 0, first = 0;  // of the run of this lane: cells, and the number of its first piece
     int n_in_runs = 0, per_chunk, n;    // pieces
 
-    // The lanes of a warp together.
-    __device__ list(const lctx_attend_args & a, int token, int head)
+    // Of a token with this index among those outside of tiles. The lanes of a warp together.
+    __device__ list(const lctx_attend_args & a, int index, int head)
         : a(a),
-          segs(a.segs + ((int64_t)token * a.n_head + head) * a.n_seg),
+          segs(a.segs + ((int64_t)index * a.n_head + head) * a.n_seg),
           head_kv(head / (a.n_head / a.n_head_kv)),
           seq(segs->seq),
           cells(a.cache, head_kv, seq),
@@ -266,9 +267,10 @@ template <typename S> struct reader {
 
 template <typename S> __global__ void __launch_bounds__(THREADS, PER_MULTIPROCESSOR)
     decode(const lctx_attend_args a, const lctx_partial_states partial) {
-    const int token = (int)blockIdx.x / a.n_head, head = (int)blockIdx.x % a.n_head, split = (int)blockIdx.y;
+    const int index = (int)blockIdx.x / a.n_head, head = (int)blockIdx.x % a.n_head, split = (int)blockIdx.y;
+    const int token = lctx_cuda_token_alone(a, index);
     const int64_t warp_split = split * WARPS + lctx_warp(), n_warp_split = partial.n_split * WARPS;
-    const list l(a, token, head);
+    const list l(a, index, head);
     const int first = (int)(warp_split * l.n / n_warp_split), end = (int)((warp_split + 1) * l.n / n_warp_split);
     float * shared = (float *)lctx_shared();
     reader<S> r = {a, l, shared + lctx_warp() * S::STATE};
@@ -295,12 +297,12 @@ template <typename S> __global__ void __launch_bounds__(THREADS, PER_MULTIPROCES
 }
 
 int n_split(const lctx_cuda_device & device, const lctx_attend_args & a) {
-    const int n_wanted = PER_MULTIPROCESSOR * device.n_multiprocessor / (a.n_tokens * a.n_head);
+    const int n_wanted = PER_MULTIPROCESSOR * device.n_multiprocessor / (a.choices().n_alone() * a.n_head);
     return lctx_max(1, lctx_min(n_wanted, (int)a.cache.table.head_stride));  // no more than there are pages
 }
 
 template <typename S> void launch(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_partial_states & partial) {
-    lctx_launch(decode<S>, dim3(a.n_tokens * a.n_head, partial.n_split), THREADS, S::SHARED, queue.stream, a, partial);
+    lctx_launch(decode<S>, dim3(a.choices().n_alone() * a.n_head, partial.n_split), THREADS, S::SHARED, queue.stream, a, partial);
 }
 
 template <bool F16> void launch(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_partial_states & partial) {
@@ -315,11 +317,11 @@ template <bool F16> void launch(const lctx_cuda_queue & queue, const lctx_attend
 }  // namespace
 
 bool lctx_cuda_decodes(const lctx_attend_args & a) {
-    return a.params.chunk_size > 0 && a.n_choice == a.n_head && a.n_tokens <= MOST_TOKENS && a.params.n_run <= LCTX_WARP;
+    return a.params.chunk_size > 0 && a.n_choice == a.n_head && a.choices().n_alone() <= MOST_TOKENS && a.params.n_run <= LCTX_WARP;
 }
 
 size_t lctx_cuda_decode_wsize(const lctx_cuda_device & device, const lctx_attend_args & args) {
-    return lctx_partial_states::size(args, n_split(device, args));
+    return lctx_partial_states::size(args, lctx_max(n_split(device, args), lctx_cuda_list_splits(device, args)));
 }
 
 void lctx_cuda_decode(const lctx_cuda_queue & queue, const lctx_attend_args & args) {

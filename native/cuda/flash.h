@@ -9,29 +9,53 @@
 // Scores are base 2.
 constexpr float LCTX_LOG2_E = 1.44269504f, LCTX_LN_2 = 0.69314718f;
 
-// 16 columns of a query tile as the left factor, DIM dimensions of rows that are STRIDE apart. KEPT: in registers, for all the rows that
+// How rows of f16 numbers lie in a tile, so that eight of a matrix begin in different banks: with padding, or without it, where units of 8
+// numbers change places within a row. at(row, d): of number d. plus(at(row, e), d) = at(row, e + d) if e and d have no bit below WIDTH in
+// common.
+template <int STRIDE_> struct lctx_cuda_padded {
+    static constexpr int STRIDE = STRIDE_;
+    static __device__ __forceinline__ int at(int row, int d) { return row * STRIDE + d; }
+    static __device__ __forceinline__ int plus(int at, int d) { return at + d; }
+};
+
+template <int DIM> struct lctx_cuda_swizzled {
+    static constexpr int STRIDE = DIM, UNIT = 8;
+    static constexpr int PLACES = lctx_min(DIM / UNIT & -(DIM / UNIT), 8);  // the units of a row that change among each other
+    static constexpr int WIDTH = PLACES * UNIT;
+    static __device__ __forceinline__ int at(int row, int d) {
+        constexpr int ROWS = 8 / PLACES;  // that begin in different banks as they are
+        return row * DIM + (d ^ row / ROWS % PLACES * UNIT);
+    }
+    // What many numbers have in common is in one register.
+    static __device__ __forceinline__ int plus(int at, int d) { return (at ^ d % WIDTH) + d / WIDTH * WIDTH; }
+};
+
+// 16 columns of a query tile as the left factor, DIM dimensions of rows that lie as LAYOUT says. KEPT: in registers, for all the rows that
 // they meet; else they are loaded for every product.
-template <int DIM, bool KEPT, int STRIDE = DIM + 8> struct lctx_cuda_queries {
-    const uint16_t * row;
+template <int DIM, bool KEPT, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct lctx_cuda_queries {
+    const uint16_t * tile;
     uint32_t kept[KEPT ? DIM / 16 : 1][4];
 
     __device__ __forceinline__ void take(const uint16_t * q) {
-        row = q + lctx_lane() % 16 * STRIDE + lctx_lane() / 16 * 8;
+        tile = q;
         if constexpr (KEPT) {
-            lctx_unrolled<DIM / 16>([&](int step) { lctx_load_matrices(kept[step], row + step * 16); });
+            lctx_unrolled<DIM / 16>([&](int step) { lctx_load_matrices(kept[step], at(step)); });
         }
+    }
+    __device__ __forceinline__ const uint16_t * at(int step) const {
+        return tile + LAYOUT::plus(LAYOUT::at(lctx_lane() % 16, lctx_lane() / 16 * 8), step * 16);
     }
     __device__ __forceinline__ void load(int step, uint32_t (&a)[4]) const {
         if constexpr (KEPT) {
             lctx_unrolled<4>([&](int i) { a[i] = kept[step][i]; });
         } else {
-            lctx_load_matrices(a, row + step * 16);
+            lctx_load_matrices(a, at(step));
         }
     }
 };
 
-// DIM: dimensions of this warp, padded; ROWS: those of this warp; STRIDE: of the tile.
-template <int DIM, int ROWS, int STRIDE = DIM + 8> struct lctx_cuda_flash {
+// DIM: dimensions of this warp, padded; ROWS: those of this warp; LAYOUT: of the tile.
+template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct lctx_cuda_flash {
     static constexpr int GROUPS = ROWS / 16;  // of 16 rows, which a product takes
     float o[DIM / 8][4];
     float m[2], l[2];  // l: this lane's part
@@ -44,7 +68,7 @@ template <int DIM, int ROWS, int STRIDE = DIM + 8> struct lctx_cuda_flash {
     }
 
     // s = Q K^T. k: this warp's rows of the K tile.
-    template <bool KEPT> __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, STRIDE> & q, const uint16_t * k) {
+    template <bool KEPT> __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, LAYOUT> & q, const uint16_t * k) {
         clear_scores();
         lctx_unrolled<DIM / 16>([&](int step) {
             uint32_t a[4];
@@ -55,7 +79,7 @@ template <int DIM, int ROWS, int STRIDE = DIM + 8> struct lctx_cuda_flash {
 
     // The same of groups of 16 rows: bit n of the n-th; scores of the others are 0.
     template <bool KEPT>
-    __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, STRIDE> & q, const uint16_t * k, uint32_t groups) {
+    __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, LAYOUT> & q, const uint16_t * k, uint32_t groups) {
         clear_scores();
         lctx_unrolled<GROUPS>([&](int n) {
             if (groups >> n & 1) {
@@ -76,7 +100,8 @@ template <int DIM, int ROWS, int STRIDE = DIM + 8> struct lctx_cuda_flash {
     __device__ __forceinline__ void add_product(const uint32_t (&a)[4], const uint16_t * k, int step, int n) {
         const int lane = lctx_lane();
         uint32_t b[4];
-        lctx_load_matrices(b, k + (n * 16 + lane / 16 * 8 + lane % 8) * STRIDE + step * 16 + lane / 8 % 2 * 8);
+        const int at = LAYOUT::plus(LAYOUT::at(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8), step * 16);
+        lctx_load_matrices(b, k + n * 16 * LAYOUT::STRIDE + at);
         lctx_mma(s[2 * n], a, b[0], b[1]);
         lctx_mma(s[2 * n + 1], a, b[2], b[3]);
     }
@@ -140,12 +165,11 @@ template <int DIM, int ROWS, int STRIDE = DIM + 8> struct lctx_cuda_flash {
     // Rows [16 n, 16 n + 16).
     __device__ __forceinline__ void add_values(const uint16_t * v, int n) {
         const int lane = lctx_lane();
-        const uint16_t * v_row = v + (lane / 8 % 2 * 8 + lane % 8) * STRIDE + lane / 16 * 8 + n * 16 * STRIDE;
         const float(&s0)[4] = s[2 * n], (&s1)[4] = s[2 * n + 1];
         const uint32_t a[4] = {lctx_pack(s0[0], s0[1]), lctx_pack(s0[2], s0[3]), lctx_pack(s1[0], s1[1]), lctx_pack(s1[2], s1[3])};
         lctx_unrolled<DIM / 16>([&](int d) {
             uint32_t b[4];
-            lctx_load_transposed(b, v_row + d * 16);
+            lctx_load_transposed(b, v + n * 16 * LAYOUT::STRIDE + LAYOUT::plus(LAYOUT::at(lane % 16, lane / 16 * 8), d * 16));
             lctx_mma(o[2 * d], a, b[0], b[1]);
             lctx_mma(o[2 * d + 1], a, b[2], b[3]);
         });

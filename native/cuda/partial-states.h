@@ -11,7 +11,7 @@ struct lctx_attend_state {
 
 // Dimensions d and d + 1 of n states that become one. states: m, l, o of each, `stride` numbers apart. What is NaN in one is NaN in the
 // result.
-static __device__ lctx_attend_state lctx_merge_states(const float * states, int n, size_t stride, int d) {
+static __device__ inline lctx_attend_state lctx_merge_states(const float * states, int n, size_t stride, int d) {
     lctx_attend_state to = {-INFINITY, 0.0f, 0.0f, 0.0f};
     for (int i = 0; i < n; i++) {
         to.m = fmaxf(to.m, states[i * stride]);

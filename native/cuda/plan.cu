@@ -24,7 +24,7 @@ __device__ void mark(const lctx_attend_args & a, const lctx_cuda_tile & t, int32
     const lctx_cuda_lists lists = {a};
     int first = INT_MAX, end = 0, next = INT_MAX;
     for (int c = lctx_warp(); c < t.n_column(); c += WARPS) {
-        const lctx_segment * segs = lists.of(t.token(c), t.head(c));
+        const lctx_segment * segs = lists.of(t.index(c), t.head(c));
         for (int i = a.params.n_run + lctx_lane(); i < a.n_seg; i += LCTX_WARP) {
             const lctx_segment s = segs[i];
             const int32_t its_key = s.row0 < s.row1 ? s.seq * a.n_angle + s.angle - t.token(c) * a.n_angle : -1;

@@ -19,6 +19,18 @@ static __device__ __forceinline__ uint2 lctx_words(const char * at) {
     return {lctx_permute(from[0], middle, choice), lctx_permute(middle, from[half ? 2 : 1], choice)};
 }
 
+// The N words at an even address, in the same way.
+template <int N> static __device__ __forceinline__ void lctx_words(const char * at, uint32_t (&x)[N]) {
+    const int half = (int)((uintptr_t)at & 2);
+    const uint32_t *from = (const uint32_t *)(at - half), choice = half ? 0x5432 : 0x3210;
+    uint32_t low = from[0];
+    lctx_unrolled<N>([&](int i) {
+        const uint32_t high = from[i + 1 < N || half ? i + 1 : i];
+        x[i] = lctx_permute(low, high, choice);
+        low = high;
+    });
+}
+
 static __device__ __forceinline__ uint4 lctx_pack_8(const float (&x)[8]) {
     return {lctx_pack_limited(x[0], x[1]), lctx_pack_limited(x[2], x[3]), lctx_pack_limited(x[4], x[5]), lctx_pack_limited(x[6], x[7])};
 }
@@ -55,9 +67,8 @@ struct lctx_cuda_f16 : lctx_cuda_plain<lctx_cuda_f16, uint16_t> {
 // Blocks of 32: T::levels(block, first) gives 8 levels as bytes; an element is d * (level - MIDDLE), or d * level + m with MIN.
 template <typename T> struct lctx_cuda_levels {
     // Levels without their middle as f16 numbers, which is exact: 0x6400 | level is the number 1024 + level.
-    static __device__ __forceinline__ uint4 centered(const char * block, int first) {
+    static __device__ __forceinline__ uint4 centered(const uint2 & levels) {
         constexpr uint32_t HIGH = 0x64646464, ZERO = 0x64006400 + T::MIDDLE * 0x10001;
-        const uint2 levels = T::levels(block, first);
         return {lctx_sub_2(lctx_permute(levels.x, HIGH, 0x4140), ZERO), lctx_sub_2(lctx_permute(levels.x, HIGH, 0x4342), ZERO),
                 lctx_sub_2(lctx_permute(levels.y, HIGH, 0x4140), ZERO), lctx_sub_2(lctx_permute(levels.y, HIGH, 0x4342), ZERO)};
     }
@@ -68,10 +79,17 @@ template <typename T> struct lctx_cuda_levels {
             x[i] = d * (float)((int)((i < 4 ? levels.x : levels.y) >> 8 * (i % 4) & 0xff) - T::MIDDLE) + m;
         }
     }
+    static __device__ __forceinline__ uint4 halves(const char * block, int first) { return halves_of(block, T::levels(block, first)); }
+    // f(first, elements [first, first + 8) as f16 numbers) for all of a block, which is read once.
+    template <typename F> static __device__ __forceinline__ void each_halves(const char * block, F && f) {
+        uint2 levels[4];
+        T::all_levels(block, levels);
+        lctx_unrolled<4>([&](int i) { f(8 * i, halves_of(block, levels[i])); });
+    }
     // Rounded once, as the product of floats would be: d and a level have 19 bits together.
-    static __device__ __forceinline__ uint4 halves(const char * block, int first) {
+    static __device__ __forceinline__ uint4 halves_of(const char * block, const uint2 & levels) {
         const uint32_t d = lctx_word(block) * 0x10001, m = T::MIN ? lctx_word(block + 2) * 0x10001 : 0;
-        const uint4 x = centered(block, first);
+        const uint4 x = centered(levels);
         if constexpr (T::MIN) {
             return {lctx_fma_2(x.x, d, m), lctx_fma_2(x.y, d, m), lctx_fma_2(x.z, d, m), lctx_fma_2(x.w, d, m)};
         } else {
@@ -86,6 +104,11 @@ struct lctx_cuda_q8_0 : lctx_cuda_levels<lctx_cuda_q8_0> {
     static __device__ __forceinline__ uint2 levels(const char * block, int first) {
         const uint2 x = lctx_words(block + 2 + first);
         return {x.x ^ 0x80808080, x.y ^ 0x80808080};
+    }
+    static __device__ __forceinline__ void all_levels(const char * block, uint2 (&levels)[4]) {
+        uint32_t x[8];
+        lctx_words(block + 2, x);
+        lctx_unrolled<4>([&](int i) { levels[i] = {x[2 * i] ^ 0x80808080, x[2 * i + 1] ^ 0x80808080}; });
     }
 };
 
@@ -104,6 +127,18 @@ template <bool HIGH, bool MIN_> struct lctx_cuda_nibbles : lctx_cuda_levels<lctx
             levels.y |= fifth(high >> 4);
         }
         return levels;
+    }
+    static __device__ __forceinline__ void all_levels(const char * block, uint2 (&levels)[4]) {
+        uint32_t x[4], high[1] = {};
+        lctx_words(block + AT_LOW, x);
+        if constexpr (HIGH) {
+            lctx_words(block + AT_HIGH, high);
+        }
+        lctx_unrolled<4>([&](int i) {
+            const int at = i % 2 * 2, shift = i / 2 * 4, bit = 8 * i;
+            levels[i] = {(x[at] >> shift & 0x0f0f0f0f) | fifth(high[0] >> bit & 15),
+                         (x[at + 1] >> shift & 0x0f0f0f0f) | fifth(high[0] >> bit >> 4 & 15)};
+        });
     }
     // Four bits, each as the fifth of a byte.
     static __device__ __forceinline__ uint32_t fifth(uint32_t four) { return four * 0x02040810 & 0x10101010; }

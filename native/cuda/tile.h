@@ -114,6 +114,33 @@ static __device__ float lctx_cuda_unpack_values(int n_dim, int lo, int hi, Row &
     return most;
 }
 
+// The power of two, 2^15 at most, by which values are divided so that the largest is a half; its bits, 0: all are.
+static __device__ __forceinline__ float lctx_cuda_factor_of(int32_t most) {
+    constexpr int BIAS = 127, LARGEST = 15;
+    const int exponent = (most >> 23) - BIAS;
+    return most == 0 ? 1.0f : lctx_as_float((uint32_t)(BIAS + lctx_min(exponent - 14, LARGEST)) << 23);
+}
+
+// Unpack the values of block number i, which may be larger than a half: unpack(factor) divides them by it and returns the largest of this
+// thread. most: bits of the largest, 0 at first; blocks use them in turn. Returns the factor, when all threads are done.
+template <typename F> static __device__ __forceinline__ float lctx_cuda_scaled(int32_t (&most)[2], int i, F && unpack) {
+    if (threadIdx.x == 0) {
+        most[(i + 1) % 2] = 0;
+    }
+    for (float factor = 1.0f;;) {
+        const float mine = unpack(factor);
+        if (mine > LCTX_MOST_HALF) {
+            atomicMax(&most[i % 2], (int)lctx_as_uint(mine));
+        }
+        __syncthreads();
+        const float wanted = lctx_cuda_factor_of(most[i % 2]);
+        if (factor == wanted) {
+            return factor;
+        }
+        factor = wanted;  // all threads see the same and come again
+    }
+}
+
 // Begin to copy bytes [begin, end) of a block as they are, in steps of 16: a block has a multiple of 16 bytes.
 static __device__ __forceinline__ void lctx_cuda_copy_bytes(char * to, const char * from, size_t begin, size_t end) {
     for (size_t i = begin / 16 * 16 + threadIdx.x * 16; i < end; i += blockDim.x * 16) {

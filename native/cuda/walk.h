@@ -20,30 +20,44 @@ struct lctx_cuda_tiling {
     int n_head_tile;
     int n_token_tile;
 
-    LCTX_HD static bool is_few(const lctx_attend_args & a) { return a.n_tokens * (a.n_head / a.n_head_kv) <= FEW; }
+    LCTX_HD static bool is_few(const lctx_attend_args & a) { return a.choices().n_alone() * (a.n_head / a.n_head_kv) <= FEW; }
     LCTX_HD lctx_cuda_tiling(const lctx_attend_args & a, int n_column) {
         n_rep = a.n_head / a.n_head_kv;
         tile_heads = lctx_min(a.params.chunk_size > 0 ? a.n_head / a.n_choice : n_rep, n_column);
         tile_tokens = lctx_max(n_column / tile_heads, 1);
         n_head_tile = (int)lctx_div_up(n_rep, tile_heads);
-        n_token_tile = (int)lctx_div_up(a.n_tokens, tile_tokens);
+        n_token_tile = (int)lctx_div_up(a.choices().n_alone(), tile_tokens);
     }
     LCTX_HD int n_tile() const { return n_head_tile * n_token_tile; }
 };
 
-// Columns of tile `index` of a KV head: late tokens, which read most, come first.
-struct lctx_cuda_tile {
-    int head_kv, head0, n_head, token0, n_token;
+// The token with an index among those outside of tiles that share a list of chunks.
+LCTX_HD inline int32_t lctx_cuda_token_alone(const lctx_attend_args & a, int32_t index) {
+    const lctx_choices choices = a.choices();
+    int32_t token = index;
+    for (int32_t tile = 0; tile < choices.tiles.n_tile && choices.firsts()[tile] <= token; tile++) {
+        token += choices.tiles.size;
+    }
+    return token;
+}
 
-    LCTX_HD lctx_cuda_tile(const lctx_attend_args & a, const lctx_cuda_tiling & t, int index, int head_kv) : head_kv(head_kv) {
+// Columns of tile `index` of a KV head: late tokens, which read most, come first. Tokens that share a list of chunks are not among them
+// (lists.cu).
+struct lctx_cuda_tile {
+    const lctx_attend_args & a;
+    int head_kv, head0, n_head, index0, n_token;
+
+    LCTX_HD lctx_cuda_tile(const lctx_attend_args & a, const lctx_cuda_tiling & t, int index, int head_kv) : a(a), head_kv(head_kv) {
         const int token_tile = t.n_token_tile - 1 - index / t.n_head_tile, head_tile = index % t.n_head_tile;
         head0 = head_kv * t.n_rep + head_tile * t.tile_heads;
         n_head = lctx_min(t.tile_heads, t.n_rep - head_tile * t.tile_heads);
-        token0 = token_tile * t.tile_tokens;
-        n_token = lctx_min(t.tile_tokens, a.n_tokens - token0);
+        index0 = token_tile * t.tile_tokens;
+        n_token = lctx_min(t.tile_tokens, a.choices().n_alone() - index0);
     }
     LCTX_HD int n_column() const { return n_head * n_token; }
-    LCTX_HD int token(int column) const { return token0 + column / n_head; }
+    // Of its segments, among those of the tokens outside of tiles.
+    LCTX_HD int index(int column) const { return index0 + column / n_head; }
+    LCTX_HD int token(int column) const { return lctx_cuda_token_alone(a, index(column)); }
     LCTX_HD int head(int column) const { return head0 + column % n_head; }
 };
 
@@ -58,8 +72,8 @@ struct lctx_cuda_lists {
     LCTX_HD int first(int phase) const { return phase; }
     LCTX_HD int end(int phase) const { return phase < n_run() ? phase + 1 : a.n_seg; }
     LCTX_HD bool is_near(int phase) const { return phase < n_run() && (a.params.near_mask >> phase & 1); }
-    LCTX_HD const lctx_segment * of(int token, int head) const {
-        const int64_t list = by_chunk() ? (int64_t)token * a.n_choice + head / (a.n_head / a.n_choice) : token;
+    LCTX_HD const lctx_segment * of(int index, int head) const {
+        const int64_t list = by_chunk() ? (int64_t)index * a.n_choice + head / (a.n_head / a.n_choice) : index;
         return a.segs + list * a.n_seg;
     }
 };
@@ -109,7 +123,7 @@ struct lctx_cuda_run_walk {
         for (; phase < lists.n_run() && !item.valid; phase += !item.valid) {
             int32_t least = INT_MAX;
             for (int c = lctx_lane(); c < n_column; c += LCTX_WARP) {
-                const lctx_segment s = lists.of(tile.token(c), tile.head(c))[phase];
+                const lctx_segment s = lists.of(tile.index(c), tile.head(c))[phase];
                 least = s.row0 < s.row1 && s.seq > seq ? lctx_min(least, s.seq) : least;
             }
             seq = lctx_warp_min(least);
@@ -124,7 +138,7 @@ struct lctx_cuda_run_walk {
             for (int c = lctx_lane(); c < COLUMNS; c += LCTX_WARP) {
                 int lo = 0, hi = 0, angle = 0;
                 if (c < n_column) {
-                    const lctx_segment s = lists.of(tile.token(c), tile.head(c))[phase];
+                    const lctx_segment s = lists.of(tile.index(c), tile.head(c))[phase];
                     if (s.row0 < s.row1 && s.seq == seq) {
                         lo = cells.cell(s.row0), hi = cells.cell(s.row1), angle = s.angle;
                     }
