@@ -92,10 +92,12 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
     }
     const std::string text = pending_method(pending);
     const uint32_t n_ctx = pending.active ? pending.n_ctx : cparams.n_ctx_seq;
-    const int32_t head_dim = pending.layers.empty() ? 0 : (int32_t)model.hparams.n_embd_head_k(pending.layers.front().il);
+    const int32_t first = pending.layers.empty() ? -1 : pending.layers.front().il;
+    const int32_t head_dim = first < 0 ? 0 : (int32_t)model.hparams.n_embd_head_k(first);
+    const int32_t n_rep = first < 0 ? 0 : (int32_t)model.hparams.n_gqa(first);
     const bool fixed = pending.active && pending.fixed;
     auto method = lctx_method_create(lctx_method_parse(text),
-                                     {trained_context(model, cparams), (int32_t)n_ctx, head_dim, (int32_t)cparams.n_ubatch, fixed});
+                                     {trained_context(model, cparams), (int32_t)n_ctx, head_dim, (int32_t)cparams.n_ubatch, fixed, n_rep});
     auto cache = std::make_unique<lctx_kv_cache>(model, params, cparams, pending.layers, std::move(method), n_ctx,
                                                  pending.active ? pending.kv_limit : 0, pending.active ? pending.kv_offload : 0);
     if (foreign && foreign->n_keep_tail() > 0 && cache->method().retain()) {

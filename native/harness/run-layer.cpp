@@ -108,7 +108,7 @@ void run_ubatch(const lctx_layer_run_args & args, const lctx_op_layer & l, int32
 void run(lctx_layer_run_args & args) {
     check(args);
     const lctx_op_args & a = *args.op;
-    const auto method = lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k, 0, false});
+    const auto method = lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k, 0, false, 0});
     const lctx_chunks * c = method->chunks();
     lctx_check_method(a, *method);
     check_chunks(args, c, method->n_read());

@@ -203,7 +203,7 @@ void run(lctx_step_run_args & args) {
     check(args);
     lctx_op_args & a = *args.op;
     const int32_t n_past = a.n_rows - a.n_tokens;
-    const auto method = lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k, 0, false});
+    const auto method = lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k, 0, false, 0});
     lctx_check_method(a, *method);
     check_step(args, *method, n_past);
     std::fill_n(args.times, (size_t)LCTX_N_STEP_OP * a.n_repeat, 0.0);

@@ -17,6 +17,7 @@ constexpr int32_t TILE = 64;  // tokens of a prompt that choose together
 constexpr int32_t TILE_STEP = 4;
 constexpr int32_t TILE_MORE =
     2048;  // tokens that a query of a tile reads in addition to a window: at most another window (docs/research/tiles.md)
+constexpr int32_t GROUP = 4;     // query heads of a KV head that choose together if nothing is asked, and more (docs/research/tiles.md)
 constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query always reads
 
 enum position : int32_t { FULL, STRING, DCA, SELFEXTEND, PACKED };
@@ -239,10 +240,10 @@ std::unique_ptr<lctx_method> create_base(position where, const lctx_method_env &
 }
 
 // What a query is compared with, and which heads choose together.
-void choose_comparison(const lctx_method_spec & spec, position where, lctx_chunks & c) {
+void choose_comparison(const lctx_method_spec & spec, const lctx_method_env & env, position where, lctx_chunks & c) {
     c.packed = where == PACKED;
     c.representation = (lctx_representation)either(spec.get("representation"), c.packed ? LCTX_REPRESENT_ATTENTION : LCTX_REPRESENT_KEYS2);
-    c.by_group = either(spec.get("select"), 0);
+    c.by_group = either(spec.get("select"), c.by_keys() && env.n_rep >= GROUP);
     if (c.by_attention() != (c.packed != 0)) {
         refuse("representation=attention and position=packed are the paper's and go together; leave both out, or give both");
     }
@@ -259,7 +260,7 @@ std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec
     choose_chunks(spec, env, c, reason);
     const bool by_paper = spec.get("representation") == LCTX_REPRESENT_ATTENTION;
     const auto where = (position)either(spec.get("position"), by_paper ? PACKED : env.n_ctx <= env.n_ctx_train ? FULL : DCA);
-    choose_comparison(spec, where, c);
+    choose_comparison(spec, env, where, c);
     choose_tile(spec, env, c, reason);
     if (where == PACKED) {
         c.n_run = 2, c.n_range = 1;

@@ -18,6 +18,7 @@ struct lctx_method_env {
     int32_t head_dim;  // of K
     int32_t n_ubatch;  // 0: not known
     bool fixed;        // a token has the same bits in every batch (deterministic.h)
+    int32_t n_rep;     // query heads of a KV head; 0: not known
 };
 
 // Rows of a sequence from `first` to the next span: their keys were rotated to row + shift, because they were read elsewhere, or rows

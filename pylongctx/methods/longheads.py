@@ -30,7 +30,8 @@ class LongHeads(Method):
         None: the number that holds 128 tokens.
     select : str or None
         What selects chunks: every query head separately ("head", the paper), or the query heads of one KV head
-        together ("group").
+        together, by the sum of their weights ("group"). None: "group" with keys for models with at least 4 query heads
+        per KV head, else "head".
     representation : str or None
         What queries are compared with. "keys2", "keys1": every key of a chunk in two bits or one bit a channel; the
         score is the log of the attention that the chunk would get. "outlier": the key farthest from the mean of the
