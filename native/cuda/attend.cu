@@ -267,6 +267,36 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     }
 }
 
+// The states of all splits become the result, by a block of threads: what states are weighed with is computed by a thread for each, so that
+// no thread waits for one after the other. factors: [n_split] in shared memory.
+__device__ void merge_splits(const lctx_attend_args & a, const lctx_partial_states & partial, int token, int head, float * factors) {
+    const float * states = partial.of(a, 0, token, head);
+    const size_t stride = lctx_partial_states::n_float(a);
+    float m = -INFINITY, l = 0.0f;
+    for (int i = lctx_lane(); i < partial.n_split; i += LCTX_WARP) {
+        m = fmaxf(m, states[i * stride]);
+    }
+    m = lctx_warp_max(m);
+    for (int i = lctx_lane(); i < partial.n_split; i += LCTX_WARP) {
+        const float * s = states + i * stride;
+        const float factor = s[1] != 0.0f ? lctx_exp2(s[0] - m) : 0.0f;
+        l += s[1] * factor;
+        if (lctx_warp() == 0) {
+            factors[i] = factor;
+        }
+    }
+    l = lctx_warp_sum(l);
+    __syncthreads();
+    for (int d = 2 * (int)threadIdx.x; d < a.head_dim_v; d += 2 * (int)blockDim.x) {
+        float o0 = 0.0f, o1 = 0.0f;
+        for (int i = 0; i < partial.n_split; i++) {
+            const float * o = states + i * stride + 2 + d;
+            o0 += o[0] * factors[i], o1 += o[1] * factors[i];
+        }
+        lctx_partial_states{1, nullptr}.write(a, 0, token, head, d, {m, l, o0, o1});
+    }
+}
+
 // A block of threads for a (token, head). of_lists: states of tokens that share a list of chunks.
 __global__ void merge(const lctx_attend_args a, const lctx_partial_states alone, const lctx_partial_states of_lists) {
     const int token = (int)blockIdx.x / a.n_head, head = (int)blockIdx.x % a.n_head;
@@ -275,9 +305,8 @@ __global__ void merge(const lctx_attend_args a, const lctx_partial_states alone,
     if (!a.choices().is_alone(token)) {
         partial = of_lists;
     }
-    for (int d = 2 * (int)threadIdx.x; partial.n_split > 1 && d < a.head_dim_v; d += 2 * (int)blockDim.x) {
-        const lctx_attend_state s = lctx_merge_states(partial.of(a, 0, token, head), partial.n_split, lctx_partial_states::n_float(a), d);
-        lctx_partial_states{1, nullptr}.write(a, 0, token, head, d, s);
+    if (partial.n_split > 1) {
+        merge_splits(a, partial, token, head, (float *)lctx_shared());
     }
     __syncthreads();
     if (a.params.hadamard.v != 0 && lctx_warp() == 0) {
@@ -342,7 +371,8 @@ void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_ar
     const dim3 grid(a.n_tokens * a.n_head);
     const lctx_partial_states of_lists = {lctx_cuda_list_splits(queue.device, a), partial.data};
     if (lctx_max(partial.n_split, of_lists.n_split) > 1) {
-        lctx_launch(merge, grid, 2 * LCTX_WARP, 0, queue.stream, a, partial, of_lists);
+        const size_t n_shared = lctx_max(partial.n_split, of_lists.n_split) * sizeof(float);
+        lctx_launch(merge, grid, 2 * LCTX_WARP, n_shared, queue.stream, a, partial, of_lists);
     } else if (a.params.hadamard.v != 0) {
         lctx_launch(transform_back, grid, LCTX_WARP, 0, queue.stream, a);
     }

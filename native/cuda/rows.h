@@ -79,16 +79,24 @@ template <typename T> struct lctx_cuda_levels {
             x[i] = d * (float)((int)((i < 4 ? levels.x : levels.y) >> 8 * (i % 4) & 0xff) - T::MIDDLE) + m;
         }
     }
-    static __device__ __forceinline__ uint4 halves(const char * block, int first) { return halves_of(block, T::levels(block, first)); }
     // f(first, elements [first, first + 8) as f16 numbers) for all of a block, which is read once.
     template <typename F> static __device__ __forceinline__ void each_halves(const char * block, F && f) {
         uint2 levels[4];
         T::all_levels(block, levels);
-        lctx_unrolled<4>([&](int i) { f(8 * i, halves_of(block, levels[i])); });
+        const uint2 scales = scales_of(block);
+        lctx_unrolled<4>([&](int i) { f(8 * i, scaled(levels[i], scales)); });
+    }
+    static __device__ __forceinline__ uint4 halves(const char * block, int first) {
+        const uint2 scales = scales_of(block);
+        return scaled(T::levels(block, first), scales);
+    }
+    // Of a block: the factor and, with MIN, what is added, each twice as f16 numbers.
+    static __device__ __forceinline__ uint2 scales_of(const char * block) {
+        return {lctx_word(block) * 0x10001, T::MIN ? lctx_word(block + 2) * 0x10001 : 0};
     }
     // Rounded once, as the product of floats would be: d and a level have 19 bits together.
-    static __device__ __forceinline__ uint4 halves_of(const char * block, const uint2 & levels) {
-        const uint32_t d = lctx_word(block) * 0x10001, m = T::MIN ? lctx_word(block + 2) * 0x10001 : 0;
+    static __device__ __forceinline__ uint4 scaled(const uint2 & levels, const uint2 & scales) {
+        const uint32_t d = scales.x, m = scales.y;
         const uint4 x = centered(levels);
         if constexpr (T::MIN) {
             return {lctx_fma_2(x.x, d, m), lctx_fma_2(x.y, d, m), lctx_fma_2(x.z, d, m), lctx_fma_2(x.w, d, m)};
