@@ -119,9 +119,10 @@ test-peers: test-build
 	LCTX_REQUIRE=$(TEST_GROUPS),peers $(PYTEST) -m peers --all $(PYTEST_ARGS)
 
 lint: build
-	$(PIP) install ruff mypy clang-format==18.1.8
+	$(PIP) install ruff mypy import-linter clang-format==18.1.8
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/python docs/words.py
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu')
 

@@ -17,12 +17,12 @@ from pylongctx.chat.template import ChatTemplate, Rendered, Templates
 from pylongctx.chat.tokens import tokens_of
 from pylongctx.chat.types import ChatChunk, ChatCompletion
 from pylongctx.completion import Generation, StopFilter
+from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
 from pylongctx.options import AnswerOptions, FunctionChoice, Grammar, Messages, ToolChoice, flattened
 from pylongctx.request import job_of, sampling_params, stop_words
-from pylongctx.sampling import Sampler
 from pylongctx.text_completer import TextCompleter
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from pylongctx.engine.model import Model
+    from pylongctx.engine.sampling.sampler import Processors, StoppingCriteria
     from pylongctx.options import ChatOptions
-    from pylongctx.sampling import Processors, StoppingCriteria
 
 # keywords that llama_cpp's chat handlers do not accept
 OURS = (

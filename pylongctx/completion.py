@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypedDict
 
 from pylongctx.engine.job import Job, Row
+from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.source import TokenSource
 from pylongctx.logprobs import CompletionLogprobs, Scorer, TokenEntry, as_dict, merge
-from pylongctx.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
 

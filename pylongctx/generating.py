@@ -9,11 +9,11 @@ from pylongctx._tokenizer import LlamaTokenizer
 from pylongctx.batch import Answered, complete_together
 from pylongctx.completion import Completion
 from pylongctx.engine.drafting import DraftModel, check_draft, check_model
+from pylongctx.engine.sampling.sampler import Processors, Sampler, StoppingCriteria, process
 from pylongctx.grammar import constraint
 from pylongctx.local import LocalCompleter
 from pylongctx.options import Grammar, SamplerOptions, flattened
 from pylongctx.request import Prompt, prompt_tokens, sampling_params
-from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

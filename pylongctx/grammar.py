@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx._guarded import guarded
-from pylongctx.schema import hold, regex_grammar, warn_of
+from pylongctx.engine.sampling.schema import hold, regex_grammar, warn_of
 
 
 def schema_to_gbnf(schema: str) -> str:

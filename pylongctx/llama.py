@@ -10,8 +10,8 @@ from pylongctx import _log
 from pylongctx.chat.handlers import Handler
 from pylongctx.embeddings import CreateEmbeddingResponse, Embedder, Texts, Vectors
 from pylongctx.engine.drafting import DraftModel
-from pylongctx.engine.opening import AUTO, OpenedModel
 from pylongctx.hub import from_pretrained
+from pylongctx.loading.opening import AUTO, OpenedModel
 from pylongctx.methods import Method
 from pylongctx.mtp_draft import MtpDraft
 from pylongctx.reading import ReadingCompleter

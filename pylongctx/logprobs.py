@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import error, in_buffer, lib, out_buffer
 from pylongctx.engine.model import Model
-from pylongctx.sampling import check_logits
+from pylongctx.engine.sampling.sampler import check_logits
 
 
 class CompletionLogprobs(TypedDict):

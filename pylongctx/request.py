@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pylongctx._arguments import check_count
-from pylongctx.sampling import MinTokensLogitsProcessor, Sampler, SeedSequence
-from pylongctx.sampling_params import KEYWORDS, NUMBERS, SamplingParams
+from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS, SamplingParams
+from pylongctx.engine.sampling.sampler import MinTokensLogitsProcessor, Sampler, SeedSequence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pylongctx.engine.job import Job
     from pylongctx.engine.model import Model
+    from pylongctx.engine.sampling.sampler import Processors
     from pylongctx.engine.source import TokenSource
-    from pylongctx.sampling import Processors
 
 Prompt = str | Sequence[int]  # a text, or tokens
 

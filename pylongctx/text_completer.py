@@ -11,19 +11,19 @@ from pylongctx import completion
 from pylongctx._arguments import check_count
 from pylongctx.completion import Completion, Generation, StopFilter
 from pylongctx.engine.overflow import halves
+from pylongctx.engine.sampling.sampler import Sampler, SeedSequence
 from pylongctx.engine.source import TokenSource
 from pylongctx.grammar import constraint
 from pylongctx.logprobs import Scorer
 from pylongctx.options import AnswerOptions, Grammar, flattened
 from pylongctx.request import Prompt, are_prompts, job_of, prompt_tokens, sampling_params, stop_words
-from pylongctx.sampling import Sampler, SeedSequence
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from pylongctx.engine.model import Model
+    from pylongctx.engine.sampling.sampler import Processors, StoppingCriteria
     from pylongctx.options import CompletionOptions
-    from pylongctx.sampling import Processors, StoppingCriteria
 
 Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
 

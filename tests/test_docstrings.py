@@ -19,7 +19,7 @@ TEXT = "It was the best of times, it was the worst of times. " * 60
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Pages of the reference show all public names of these.
 DOCUMENTED = [
-    *(f"pylongctx.{name}" for name in ("cache", "compat", "grammar", "hub", "sampling", "speculative", "state")),
+    *(f"pylongctx.{name}" for name in ("compat", "grammar", "hub", "speculative")),
     *(f"pylongctx.attention.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
     *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
     *(f"pylongctx.methods.{name}" for name in ("kvzip", "scissorhands", "selfextend", "string", "tova", "window")),
@@ -31,7 +31,12 @@ DOCUMENTED = [
     *("pylongctx._tokenizer", "pylongctx.chat.handlers", "pylongctx.model_draft", "pylongctx.ngrams"),
     *("pylongctx.text_completer", "pylongctx.completer", "pylongctx.engine.session"),
     *("pylongctx.llama", "pylongctx.local", "pylongctx.generating", "pylongctx.reading"),
-    *("pylongctx.engine.documents", "pylongctx.engine.prefix", "pylongctx.chat.overflow", "pylongctx.samplers"),
+    *(
+        "pylongctx.engine.documents",
+        "pylongctx.engine.prefix",
+        "pylongctx.chat.overflow",
+        "pylongctx.engine.sampling.samplers",
+    ),
 ]
 NEEDED = {"pylongctx.lm_eval": ("peers", "lm_eval")}  # to import a module: group of needs.py, packages
 PACKAGES = {  # to run an example

@@ -187,7 +187,7 @@ def test_files_that_change_have_no_name(paths):
 
 
 def test_a_model_that_is_written_while_it_is_opened(paths, monkeypatch):
-    from pylongctx.engine import opening
+    from pylongctx.loading import opening
 
     model = opening.Model
     monkeypatch.setattr(opening, "Model", lambda *args: (os.utime(paths[-1]), model(*args))[1])

@@ -16,7 +16,7 @@ from pylongctx._suggestions import suggestions
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import llama_arguments
 from pylongctx.errors import ContextFull, InvalidInput
-from pylongctx.serve.host import Host
+from pylongctx.parallel.host import Host
 
 F16, Q8_0 = (lib.lctx_type_from_name(name) for name in (b"f16", b"q8_0"))
 SETTINGS = {"n_ctx": 700, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "kv_limit": 0}
@@ -215,7 +215,7 @@ def test_a_large_model_is_reported_before_it_is_read(tmp_path, free):
 
 def test_ten_million_tokens_are_refused_before_anything_is_opened(embedded_model, free, monkeypatch):
     free(16 * 2**30)
-    monkeypatch.setattr("pylongctx.engine.opening.Context", None)
+    monkeypatch.setattr("pylongctx.loading.opening.Context", None)
     with pytest.raises(MemoryError) as reason:
         new(embedded_model, n_ctx=10_000_000)
     shown = str(reason.value)

@@ -52,7 +52,7 @@ WITNESSES = (
         "docs/models.md": "it says on which models methods do nothing or are refused",
         "native/methods/longheads.cpp": "it chooses chunks of it",
         "native/ops/chunks.h": "it chooses chunks of it",
-        "pylongctx/engine/opening.py": "it may be verified by it",
+        "pylongctx/loading/opening.py": "it may be verified by it",
         "pylongctx/llama.py": "an argument names it",
         "pylongctx/advice.py": "it compares longheads with a method that reads every token",
         "pylongctx/methods/longheads.py": "it chooses chunks of it",

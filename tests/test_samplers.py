@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from pylongctx.engine.model import Model
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.sampler import Sampler
+from pylongctx.engine.sampling.samplers import SAMPLERS, sampler_names
 from pylongctx.options import SamplerOptions
-from pylongctx.samplers import SAMPLERS, sampler_names
-from pylongctx.sampling import Sampler
-from pylongctx.sampling_params import SamplingParams
 
 N_STEPS = 200
 

@@ -14,7 +14,7 @@ from pylongctx.chat.handlers import registered_handler
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.places import PlacedTools, has_places, place, with_places
 from pylongctx.engine.model import Model
-from pylongctx.schema import hold, warn_of
+from pylongctx.engine.sampling.schema import hold, warn_of
 
 OWN = "chat_template."  # prefix of the names of a model's own templates: chat_template.default, chat_template.tool_use
 HINTS = (

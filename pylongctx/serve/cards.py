@@ -12,7 +12,7 @@ from typing import Any
 from pylongctx._gguf import FileId, file_id, header_of, shards
 from pylongctx._gguf_checks import Header
 from pylongctx._model_files import stats
-from pylongctx.serve.host import FILL, NEEDED
+from pylongctx.parallel.host import FILL, NEEDED
 
 Object = dict[str, Any]
 # names of quantizations by GGUF's general.file_type

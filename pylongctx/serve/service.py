@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from pylongctx import __version__
 from pylongctx._lib import build_info
 from pylongctx.embeddings import RANK, Embedder
+from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
-from pylongctx.sampling_params import SamplingParams
+from pylongctx.parallel.host import Host
 from pylongctx.serve.errors import ApiError, unavailable
-from pylongctx.serve.host import Host
 from pylongctx.serve.metrics import Answers
 from pylongctx.text_completer import completion_defaults
 

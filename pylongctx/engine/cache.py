@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pylongctx._log import LOG
 from pylongctx.engine.prefix import longest_prefix
+from pylongctx.engine.saved_state import LlamaState, read_tokens
 from pylongctx.errors import LctxError
-from pylongctx.state import LlamaState, read_tokens
 
 DEFAULT_CAPACITY = 2 << 30
 SUFFIX = ".lctxstate"

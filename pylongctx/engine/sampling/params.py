@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Real
 from typing import Any
 
-from pylongctx.samplers import SAMPLERS, sampler_names
+from pylongctx.engine.sampling.samplers import SAMPLERS, sampler_names
 
 MAX_FLOAT = (2 - 2**-23) * 2.0**127  # of float32
 MAX_BREAKERS, MAX_BREAKER_BYTES = 64, 40

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from pylongctx.attention.canvas import new_figure
 from pylongctx.eval.needle import COLORS
+from pylongctx.eval.report.records import grouped, label, labels, score
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
-from pylongctx.report.records import grouped, label, labels, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

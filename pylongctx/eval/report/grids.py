@@ -9,13 +9,10 @@ from pylongctx._units import bytes_text
 from pylongctx.attention.stats import TOPS
 from pylongctx.eval.chunks import means
 from pylongctx.eval.longbench import tasks as longbench_tasks
-from pylongctx.eval.ruler import NAMES as RULER
-from pylongctx.eval.scorers import mean
-from pylongctx.eval.task import Record
-from pylongctx.report.ability import MIN_ABILITY, Own, abilities, remark
-from pylongctx.report.compared import compared
-from pylongctx.report.grid import Grid
-from pylongctx.report.records import (
+from pylongctx.eval.report.ability import MIN_ABILITY, Own, abilities, remark
+from pylongctx.eval.report.compared import compared
+from pylongctx.eval.report.grid import Grid
+from pylongctx.eval.report.records import (
     Evidence,
     grouped,
     has_score,
@@ -26,6 +23,9 @@ from pylongctx.report.records import (
     measure,
     perplexity,
 )
+from pylongctx.eval.ruler import NAMES as RULER
+from pylongctx.eval.scorers import mean
+from pylongctx.eval.task import Record
 
 N_PARTS = 8  # columns of perplexity by position
 MAX_PERPLEXITY = 1000  # larger perplexities are shortened as in the papers

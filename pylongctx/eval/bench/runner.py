@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from pylongctx.bench.case import Case
-from pylongctx.bench.engines import BenchEngine, Ours, Peer
-from pylongctx.bench.formats import table
-from pylongctx.bench.programs import STOCK_GROUP, Program, stock_program
+from pylongctx.eval.bench.case import Case
+from pylongctx.eval.bench.engines import BenchEngine, Ours, Peer
+from pylongctx.eval.bench.formats import table
+from pylongctx.eval.bench.programs import STOCK_GROUP, Program, stock_program
 
 UNQUANTIZED = ("f32", "f16", "bf16")
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from pylongctx._units import bytes_text
 from pylongctx.eval.intervals import LEVEL, mean_interval, paired_difference
+from pylongctx.eval.report.grid import Grid
+from pylongctx.eval.report.records import grouped, has_score, label, labels, score
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
 from pylongctx.methods import Full
-from pylongctx.report.grid import Grid
-from pylongctx.report.records import grouped, has_score, label, labels, score
 
 COLUMNS = (
     *("Method", "samples", "score", "difference from full", "ratio"),

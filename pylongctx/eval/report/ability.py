@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pylongctx.eval.report.records import Evidence, grouped, has_score, kv_types, mean_score
 from pylongctx.eval.task import Record
 from pylongctx.methods import NONE, Full
-from pylongctx.report.records import Evidence, grouped, has_score, kv_types, mean_score
 
 MIN_ABILITY = 50.0  # percent right, below which a task measures the model rather than a method
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from pylongctx._closed import closed
 from pylongctx._lib import error, ffi, in_buffer, lib, out_buffer, text
 from pylongctx.engine.model import Model, freed_before
-from pylongctx.guide import Guide
-from pylongctx.sampling_params import SamplingParams
+from pylongctx.engine.sampling.guide import Guide
+from pylongctx.engine.sampling.params import SamplingParams
 
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 Processors = LogitsProcessor | list[LogitsProcessor] | None

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from pylongctx.bench.case import Case
-from pylongctx.bench.programs import Program, clean_environment
-from pylongctx.bench.record import FIELDS, Record, new_record, with_samples
+from pylongctx.eval.bench.case import Case
+from pylongctx.eval.bench.programs import Program, clean_environment
+from pylongctx.eval.bench.record import FIELDS, Record, new_record, with_samples
 
 
 class BenchEngine:
@@ -52,7 +52,7 @@ class Ours(BenchEngine):
         self.method = method
         self._first_tokens: list[int] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pylongctx.bench.worker"],
+            [sys.executable, "-m", "pylongctx.eval.bench.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

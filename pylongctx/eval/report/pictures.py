@@ -12,10 +12,8 @@ from pylongctx.attention import chunkmap
 from pylongctx.attention.canvas import new_figure
 from pylongctx.eval import perplexity as ppl
 from pylongctx.eval.chunks import unpack
-from pylongctx.eval.scorers import mean
-from pylongctx.eval.task import Record
-from pylongctx.report.heat import heat_map, is_grid
-from pylongctx.report.records import (
+from pylongctx.eval.report.heat import heat_map, is_grid
+from pylongctx.eval.report.records import (
     Evidence,
     grouped,
     has_score,
@@ -29,6 +27,8 @@ from pylongctx.report.records import (
     method_name,
     perplexity,
 )
+from pylongctx.eval.scorers import mean
+from pylongctx.eval.task import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pylongctx._enums import LOAD_MODES
 from pylongctx._peak import peak_memory
-from pylongctx.bench.case import Case
+from pylongctx.eval.bench.case import Case
 from pylongctx.llama import Llama
 
 

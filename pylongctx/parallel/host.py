@@ -8,9 +8,9 @@ from pylongctx._arguments import has_gpu
 from pylongctx._lib import lib
 from pylongctx.chat.template import Templates
 from pylongctx.engine.drafting import DraftModel
-from pylongctx.engine.opening import OpenedModel
 from pylongctx.engine.session import Session
 from pylongctx.llama import Llama
+from pylongctx.loading.opening import OpenedModel
 from pylongctx.methods import Method
 from pylongctx.store import KVStore
 from pylongctx.store.library import StoredTexts

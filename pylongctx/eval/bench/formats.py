@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from pylongctx._units import bytes_text
-from pylongctx.bench.case import label
-from pylongctx.bench.record import FIELDS, SAMPLES, Record
+from pylongctx.eval.bench.case import label
+from pylongctx.eval.bench.record import FIELDS, SAMPLES, Record
 
 
 class Printer:

@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 
 from pylongctx.attention.canvas import save
-from pylongctx.report.grid import Grid
-from pylongctx.report.grids import choices_grid, grids
-from pylongctx.report.pictures import pictures
-from pylongctx.report.records import Evidence, is_embedded, load
+from pylongctx.eval.report.grid import Grid
+from pylongctx.eval.report.grids import choices_grid, grids
+from pylongctx.eval.report.pictures import pictures
+from pylongctx.eval.report.records import Evidence, is_embedded, load
 
 NAME = "report"
 TITLE = "Long context: results"

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from pylongctx.bench.case import Case
+from pylongctx.eval.bench.case import Case
 
 # Order and types are those of llama-bench (get_fields and get_field_type in llama-bench.cpp), followed by pylongctx's.
 FIELDS = {

@@ -10,10 +10,10 @@ from pylongctx.engine.drafting import Drafting
 from pylongctx.engine.job import Cancelled, Drawn, Job, Row
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
+from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.thread import EngineThread
 from pylongctx.engine.tracer import chunked
-from pylongctx.sampling import Sampler
-from pylongctx.serve.host import Host
+from pylongctx.parallel.host import Host
 
 
 class Ticket:

@@ -10,9 +10,9 @@ from pylongctx.completion import Completion, choices_of
 from pylongctx.engine.job import Cancelled
 from pylongctx.engine.thread import EngineThread
 from pylongctx.options import Messages
+from pylongctx.parallel.host import Host
+from pylongctx.parallel.ticket import Ticket
 from pylongctx.request import Prompt, are_prompts
-from pylongctx.serve.host import Host
-from pylongctx.serve.ticket import Ticket
 
 END = object()
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import error, ffi, lib, out_buffer, text
 from pylongctx.engine.model import Model, freed_before
-from pylongctx.schema import llguidance
+from pylongctx.engine.sampling.schema import llguidance
 
 MAX_GRAMMARS = 16  # compiled grammars to cache
 SPECIAL = b"\xff"  # llguidance's mark of tokens that are not text
