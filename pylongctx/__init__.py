@@ -19,8 +19,13 @@ from pylongctx.methods import (
 )
 
 if TYPE_CHECKING:
-    from pylongctx._tokenizer import LlamaTokenizer
     from pylongctx.chat import register_chat_completion_handler, unregister_chat_completion_handler
+    from pylongctx.completions.grammar import LlamaGrammar
+    from pylongctx.completions.tokenizer import LlamaTokenizer
+    from pylongctx.drafts.model import ModelDraft
+    from pylongctx.drafts.mtp import MtpDraft
+    from pylongctx.drafts.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
+    from pylongctx.drafts.speculative import DraftChain, LlamaDraftModel, LlamaPromptLookupDecoding, SelfDraft
     from pylongctx.engine.cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
     from pylongctx.engine.documents import Document
     from pylongctx.engine.sampling.sampler import (
@@ -31,13 +36,8 @@ if TYPE_CHECKING:
         StoppingCriteriaList,
     )
     from pylongctx.engine.saved_state import LlamaState
-    from pylongctx.grammar import LlamaGrammar
     from pylongctx.llama import Llama
-    from pylongctx.model_draft import ModelDraft
-    from pylongctx.mtp_draft import MtpDraft
-    from pylongctx.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
     from pylongctx.parallel.aio import AsyncLlama
-    from pylongctx.speculative import DraftChain, LlamaDraftModel, LlamaPromptLookupDecoding, SelfDraft
 
 __version__ = "0.1.0"
 __all__ = [
@@ -87,9 +87,9 @@ _LAZY = {
     "engine.documents": ("Document",),
     "engine.cache": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
     "chat": ("register_chat_completion_handler", "unregister_chat_completion_handler"),
-    "grammar": ("LlamaGrammar",),
+    "completions.grammar": ("LlamaGrammar",),
     "llama": ("Llama",),
-    "_tokenizer": ("LlamaTokenizer",),
+    "completions.tokenizer": ("LlamaTokenizer",),
     "engine.sampling.sampler": (
         "LogitsProcessor",
         "LogitsProcessorList",
@@ -97,10 +97,10 @@ _LAZY = {
         "StoppingCriteria",
         "StoppingCriteriaList",
     ),
-    "model_draft": ("ModelDraft",),
-    "mtp_draft": ("MtpDraft",),
-    "ngrams": ("NgramCacheDraft", "NgramDraft", "NgramModDraft"),
-    "speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "SelfDraft"),
+    "drafts.model": ("ModelDraft",),
+    "drafts.mtp": ("MtpDraft",),
+    "drafts.ngrams": ("NgramCacheDraft", "NgramDraft", "NgramModDraft"),
+    "drafts.speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "SelfDraft"),
     "engine.saved_state": ("LlamaState",),
 }
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from pylongctx.attention.recording import record
 from pylongctx.attention.trace import Trace
+from pylongctx.chat.completer import Completer
 from pylongctx.chat.template import Templates
-from pylongctx.completer import Completer
 from pylongctx.engine.cache import BaseLlamaCache
 from pylongctx.engine.counters import Counters
 from pylongctx.engine.prefix import longest_prefix

@@ -19,7 +19,7 @@ TEXT = "It was the best of times, it was the worst of times. " * 60
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Pages of the reference show all public names of these.
 DOCUMENTED = [
-    *(f"pylongctx.{name}" for name in ("compat", "grammar", "hub", "speculative")),
+    *(f"pylongctx.{name}" for name in ("compat", "catalog.huggingface", "completions.grammar", "drafts.speculative")),
     *(f"pylongctx.attention.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
     *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
     *(f"pylongctx.methods.{name}" for name in ("kvzip", "scissorhands", "selfextend", "string", "tova", "window")),
@@ -27,9 +27,14 @@ DOCUMENTED = [
     *(f"pylongctx.eval.{name}" for name in ("babilong", "bamboo", "files", "intervals", "keyvalue", "leval")),
     *(f"pylongctx.eval.{name}" for name in ("limited", "locomo", "longeval", "reuse")),
     *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "rope", "runner", "scorers")),
-    *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
-    *("pylongctx._tokenizer", "pylongctx.chat.handlers", "pylongctx.model_draft", "pylongctx.ngrams"),
-    *("pylongctx.text_completer", "pylongctx.completer", "pylongctx.engine.session"),
+    *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.completions.logprobs", "pylongctx.lm_eval"),
+    *(
+        "pylongctx.completions.tokenizer",
+        "pylongctx.chat.handlers",
+        "pylongctx.drafts.model",
+        "pylongctx.drafts.ngrams",
+    ),
+    *("pylongctx.completions.text_completer", "pylongctx.chat.completer", "pylongctx.engine.session"),
     *("pylongctx.llama", "pylongctx.local", "pylongctx.generating", "pylongctx.reading"),
     *(
         "pylongctx.engine.documents",

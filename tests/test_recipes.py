@@ -54,7 +54,7 @@ WITNESSES = (
         "native/ops/chunks.h": "it chooses chunks of it",
         "pylongctx/loading/opening.py": "it may be verified by it",
         "pylongctx/llama.py": "an argument names it",
-        "pylongctx/advice.py": "it compares longheads with a method that reads every token",
+        "pylongctx/eval/advice.py": "it compares longheads with a method that reads every token",
         "pylongctx/methods/longheads.py": "it chooses chunks of it",
         "tests/cases_chunks.py": "it chooses chunks of it",
         "tests/oracle_filter.py": "it chooses chunks of it",

@@ -10,7 +10,7 @@ from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS, Number
 from pylongctx.engine.sampling.samplers import sampler_names
 
 if TYPE_CHECKING:
-    from pylongctx.grammar import LlamaGrammar
+    from pylongctx.completions.grammar import LlamaGrammar
 
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 ESCAPE = re.compile(r"""\\([nrt'"\\]|x([0-9A-Fa-f]{2}))""")
@@ -198,7 +198,7 @@ def wanted_grammar(args: argparse.Namespace) -> "LlamaGrammar | None":
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
     if (text := one(args, *names)) is None:
         return None
-    from pylongctx.grammar import LlamaGrammar
+    from pylongctx.completions.grammar import LlamaGrammar
 
     name = next(name for name in names if getattr(args, name) is not None)
     make = LlamaGrammar.from_string if name in names[:2] else LlamaGrammar.from_json_schema

@@ -206,7 +206,7 @@ def embedder(args: argparse.Namespace) -> "Llama":
     ValueError
         When neither the model nor the options define the pooling, or the model cannot rerank.
     """
-    from pylongctx.embeddings import NO_POOLING, RANK
+    from pylongctx.completions.embeddings import NO_POOLING, RANK
     from pylongctx.llama import Llama
 
     if args.reranking and args.pooling not in (None, POOLINGS[RANK]):

@@ -9,11 +9,10 @@ from pylongctx import _arguments as arguments
 from pylongctx._guess import guess
 from pylongctx._lib import InvalidInput, error, lib
 from pylongctx._log import LOG
-from pylongctx._model_files import ModelFiles
-from pylongctx._placement import place
-from pylongctx._preflight import fit, serves
-from pylongctx._trial import try_model
 from pylongctx.catalog import CATALOG, resolve
+from pylongctx.drafts.mtp import NAME as MTP
+from pylongctx.drafts.mtp import MtpDraft
+from pylongctx.drafts.speculative import DraftChain, SelfDraft
 from pylongctx.engine.context import Context
 from pylongctx.engine.drafting import DraftModel, check_draft, check_model
 from pylongctx.engine.identity import WEIGHTS, row_identity
@@ -22,11 +21,12 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import evicting
 from pylongctx.engine.session import Session
 from pylongctx.errors import LctxError, ModelRefused
-from pylongctx.lora import Adapters
+from pylongctx.loading.lora import Adapters
+from pylongctx.loading.trial import try_model
 from pylongctx.methods import DualChunk, Full, LongHeads, Method, parse
-from pylongctx.mtp_draft import NAME as MTP
-from pylongctx.mtp_draft import MtpDraft
-from pylongctx.speculative import DraftChain, SelfDraft
+from pylongctx.model_files.digests import ModelFiles
+from pylongctx.planning.placement import place
+from pylongctx.planning.preflight import fit, serves
 from pylongctx.store.library import StoredTexts
 from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 

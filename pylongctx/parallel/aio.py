@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, overload
 
 from pylongctx.chat.types import ChatChunk, ChatCompletion
-from pylongctx.completion import Completion, choices_of
+from pylongctx.completions.options import Messages
+from pylongctx.completions.request import Prompt, are_prompts
+from pylongctx.completions.results import Completion, choices_of
 from pylongctx.engine.job import Cancelled
 from pylongctx.engine.thread import EngineThread
-from pylongctx.options import Messages
 from pylongctx.parallel.host import Host
 from pylongctx.parallel.ticket import Ticket
-from pylongctx.request import Prompt, are_prompts
 
 END = object()
 

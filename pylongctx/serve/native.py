@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pylongctx.completion import Generation
+from pylongctx.completions.logprobs import TokenEntry
+from pylongctx.completions.results import Generation
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.sampling.samplers import SAMPLERS
-from pylongctx.logprobs import TokenEntry
 from pylongctx.parallel.host import NEEDED, Host, Prompt
 from pylongctx.parallel.ticket import Ticket
 from pylongctx.serve.answer import Chunks, seeded

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
-from pylongctx.embeddings import RANK
+from pylongctx.completions.embeddings import RANK
 from pylongctx.parallel.host import NEEDED
 from pylongctx.serve import native
 from pylongctx.serve.answer import Lazy, Make, answer

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from pylongctx.embeddings import Embedder
+from pylongctx.completions.embeddings import Embedder
 from pylongctx.parallel.host import Host
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import Fields, read

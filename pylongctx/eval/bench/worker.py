@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._enums import LOAD_MODES
-from pylongctx._peak import peak_memory
 from pylongctx.eval.bench.case import Case
+from pylongctx.eval.peak import peak_memory
 from pylongctx.llama import Llama
 
 

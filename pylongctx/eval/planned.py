@@ -5,8 +5,8 @@ from inspect import signature
 from typing import Any
 
 from pylongctx import _arguments as arguments
-from pylongctx._plan import Plan
 from pylongctx.llama import Llama
+from pylongctx.planning.plan import Plan
 
 
 def plan_of(path: str, method: str, threads: tuple[int, int], given: Mapping[str, Any]) -> Plan:

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from pylongctx._gguf_checks import ARRAY, MAX_TOKEN, SCALARS, STRING, Header, Tensor
+from pylongctx.model_files.gguf_checks import ARRAY, MAX_TOKEN, SCALARS, STRING, Header, Tensor
 
 VERSIONS = (2, 3)
 TOKENS = "tokenizer.ggml.tokens"  # the only list of strings that is always kept

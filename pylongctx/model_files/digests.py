@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from pylongctx._cache_folder import cache_folder
-from pylongctx._gguf import FileLayout, file_id, layout_of, shards
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
 from pylongctx.errors import LctxError
+from pylongctx.model_files.gguf import FileLayout, file_id, layout_of, shards
 
 FORMAT = 2  # of identities; increment it when KV entries change, such as when llama.cpp changes a model's graph
 PAGE, N_PAGES = 4096, 8  # bytes of a page, and pages per tensor that are hashed whenever a model is opened

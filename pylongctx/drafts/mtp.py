@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.drafts.speculative import BatchDraft, check_sizes, likeliest
 from pylongctx.engine.drafting import DraftRequest
 from pylongctx.engine.model import Model
 from pylongctx.errors import ContextFull
-from pylongctx.speculative import BatchDraft, check_sizes, likeliest
 
 NAME = "mtp"
 Tokens = NDArray[np.int32]

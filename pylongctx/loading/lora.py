@@ -3,12 +3,12 @@
 import os
 from contextlib import suppress
 
-from pylongctx._gguf import check_adapter
 from pylongctx._lib import error, ffi, lib, text
-from pylongctx._model_files import check_unchanged, digest_of, stats
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import Session
 from pylongctx.errors import InvalidInput
+from pylongctx.model_files.digests import check_unchanged, digest_of, stats
+from pylongctx.model_files.gguf import check_adapter
 
 
 class Adapter:

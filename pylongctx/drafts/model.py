@@ -6,13 +6,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.drafts.speculative import BatchDraft, check_sizes, likeliest
 from pylongctx.engine.batch import Part, evaluate
 from pylongctx.engine.drafting import DraftRequest, save_state
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
 from pylongctx.errors import ContextFull
-from pylongctx.speculative import BatchDraft, check_sizes, likeliest
 
 CATCH_UP = 256  # tokens that a draft model evaluates at most before it returns to the other requests
 SIZE_DIFFERENCE = 128  # tokens by which llama.cpp lets two vocabularies differ in size

@@ -1,4 +1,4 @@
-"""The program of a guarded worker, see ``_guarded.py``: LIBRARY MEMORY MAX_TEXT.
+"""The program of a guarded worker, see ``process.py``: LIBRARY MEMORY MAX_TEXT.
 
 It loads only the library, so that it starts in milliseconds. A call on stdin has its time limit in seconds, the
 number of its texts, and each text preceded by its length. An answer on stdout has a success flag, its length, and

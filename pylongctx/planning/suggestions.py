@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pylongctx._lib import InvalidInput, lib
-from pylongctx._plan import Plan, Sizes, most
 from pylongctx._units import bytes_text
 from pylongctx.methods.table import CLASSES
+from pylongctx.planning.plan import Plan, Sizes, most
 
 MAX_SHOWN = 4
 BASES = [cls.name for cls in CLASSES if cls.role == "base"]

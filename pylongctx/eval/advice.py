@@ -14,8 +14,8 @@ from time import perf_counter
 from typing import Any
 
 from pylongctx import _arguments as arguments
-from pylongctx._planned import plan_of
 from pylongctx.engine.compress import compression_prefills
+from pylongctx.eval.planned import plan_of
 from pylongctx.llama import Llama
 from pylongctx.methods import Kvzip
 

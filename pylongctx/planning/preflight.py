@@ -9,10 +9,10 @@ from rich.table import Table
 from pylongctx._free import address_room
 from pylongctx._lib import InvalidInput, lib
 from pylongctx._log import LOG
-from pylongctx._plan import ROWS, STEP, Plan, Sizes
-from pylongctx._suggestions import for_longer_context, suggestions
 from pylongctx._tables import table_text
 from pylongctx._units import bytes_text
+from pylongctx.planning.plan import ROWS, STEP, Plan, Sizes
+from pylongctx.planning.suggestions import for_longer_context, suggestions
 
 PROBE_BYTES = 32 * 2**20  # address space of a model and context without memory; llama.cpp aborts without it
 MIN_N_CTX = 512  # tokens: lower bound for n_ctx=0

@@ -17,7 +17,7 @@ from pathlib import Path
 from pylongctx._closed import at_exit
 from pylongctx._lib import error, lib, library_path
 
-PROGRAM = Path(__file__).with_name("_guarded_worker.py")
+PROGRAM = Path(__file__).with_name("worker.py")
 CPU_SECONDS = 5  # limit of one call
 WALL_CLOCK_FACTOR = 10  # wall-clock limit as a multiple of the CPU limit, for busy machines
 MEMORY = 2**31  # bytes, in addition to those of the library
@@ -168,7 +168,7 @@ def guarded(what: str, *parts: str, seconds: int | None = None) -> str:
     what : str
         Subject of the error message when the worker had to be stopped.
     *parts : str
-        The name of a call of ``_guarded_worker.py`` and its arguments.
+        The name of a call of ``worker.py`` and its arguments.
     seconds : int or None
         CPU time limit of the call; None: ``CPU_SECONDS``.
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict
 
 from pylongctx._guess import guess
+from pylongctx.completions.grammar import LlamaGrammar
 from pylongctx.engine.sampling.sampler import Processors, StoppingCriteria
-from pylongctx.grammar import LlamaGrammar
 
 # A message of a conversation: role, content, and other fields that the chat template reads.
 Message = Mapping[str, Any]

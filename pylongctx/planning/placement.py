@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pylongctx._lib import InvalidInput
-from pylongctx._overrides import EXPERTS, first_layers
-from pylongctx._plan import Plan, Sizes, most
-from pylongctx._preflight import quiet
 from pylongctx._units import bytes_text
+from pylongctx.model_files.overrides import EXPERTS, first_layers
+from pylongctx.planning.plan import Plan, Sizes, most
+from pylongctx.planning.preflight import quiet
 
 LEAST_N_CTX = 4096  # tokens for which devices have room if the context may have any length
 MARGIN = 2**30  # bytes of a device for other programs, and for what its backend allocates later

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pylongctx._guarded import guarded
 from pylongctx.engine.sampling.schema import hold, regex_grammar, warn_of
+from pylongctx.guarded.process import guarded
 
 
 def schema_to_gbnf(schema: str) -> str:

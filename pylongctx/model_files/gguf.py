@@ -1,7 +1,7 @@
 """Checks of a GGUF file for values with which llama.cpp aborts or hangs instead of returning an error.
 
-The header is first read within bounds (``_gguf_reader.py``), since llama.cpp spends memory and time on whatever it
-declares. Its values are checked in ``_gguf_checks.py``. llama.cpp itself checks the data after the header.
+The header is first read within bounds (``gguf_reader.py``), since llama.cpp spends memory and time on whatever it
+declares. Its values are checked in ``gguf_checks.py``. llama.cpp itself checks the data after the header.
 """
 
 import mmap
@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pylongctx._gguf_checks import ALIGNMENT, STRING, Header, problems
-from pylongctx._gguf_reader import Damaged, Reader
 from pylongctx._lib import error, lib
 from pylongctx.errors import ModelRefused
+from pylongctx.model_files.gguf_checks import ALIGNMENT, STRING, Header, problems
+from pylongctx.model_files.gguf_reader import Damaged, Reader
 
 ADAPTER_KINDS = {
     "general.type": STRING,

@@ -16,23 +16,23 @@ from pylongctx.chat.request import text_size
 from pylongctx.chat.template import ChatTemplate, Rendered, Templates
 from pylongctx.chat.tokens import tokens_of
 from pylongctx.chat.types import ChatChunk, ChatCompletion
-from pylongctx.completion import Generation, StopFilter
+from pylongctx.completions.grammar import constraint
+from pylongctx.completions.logprobs import Scorer
+from pylongctx.completions.options import AnswerOptions, FunctionChoice, Grammar, Messages, ToolChoice, flattened
+from pylongctx.completions.request import job_of, sampling_params, stop_words
+from pylongctx.completions.results import Generation, StopFilter
+from pylongctx.completions.text_completer import TextCompleter
 from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.source import TokenSource
-from pylongctx.grammar import constraint
-from pylongctx.logprobs import Scorer
-from pylongctx.options import AnswerOptions, FunctionChoice, Grammar, Messages, ToolChoice, flattened
-from pylongctx.request import job_of, sampling_params, stop_words
-from pylongctx.text_completer import TextCompleter
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion as OpenAICompletion
     from openai.types.chat import ChatCompletionChunk as OpenAIChunk
     from typing_extensions import Unpack
 
+    from pylongctx.completions.options import ChatOptions
     from pylongctx.engine.model import Model
     from pylongctx.engine.sampling.sampler import Processors, StoppingCriteria
-    from pylongctx.options import ChatOptions
 
 # keywords that llama_cpp's chat handlers do not accept
 OURS = (

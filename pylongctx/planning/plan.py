@@ -47,10 +47,12 @@ class Sizes:
 
     @property
     def total(self) -> int:
+        """The bytes of everything."""
         return self.weights + self.kv + self.foreign + self.compute
 
     @property
     def fits(self) -> bool:
+        """True if the free memory of the device suffices, or is not known."""
         return self.free is None or self.total <= self.free
 
 
@@ -69,6 +71,7 @@ class Plan:
         self.info = self._model.info
 
     def close(self) -> None:
+        """Free the model."""
         self._model.close()
 
     def __enter__(self) -> "Plan":

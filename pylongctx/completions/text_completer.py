@@ -7,23 +7,23 @@ from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from pylongctx import completion
 from pylongctx._arguments import check_count
-from pylongctx.completion import Completion, Generation, StopFilter
+from pylongctx.completions import results
+from pylongctx.completions.grammar import constraint
+from pylongctx.completions.logprobs import Scorer
+from pylongctx.completions.options import AnswerOptions, Grammar, flattened
+from pylongctx.completions.request import Prompt, are_prompts, job_of, prompt_tokens, sampling_params, stop_words
+from pylongctx.completions.results import Completion, Generation, StopFilter
 from pylongctx.engine.overflow import halves
 from pylongctx.engine.sampling.sampler import Sampler, SeedSequence
 from pylongctx.engine.source import TokenSource
-from pylongctx.grammar import constraint
-from pylongctx.logprobs import Scorer
-from pylongctx.options import AnswerOptions, Grammar, flattened
-from pylongctx.request import Prompt, are_prompts, job_of, prompt_tokens, sampling_params, stop_words
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from pylongctx.completions.options import CompletionOptions
     from pylongctx.engine.model import Model
     from pylongctx.engine.sampling.sampler import Processors, StoppingCriteria
-    from pylongctx.options import CompletionOptions
 
 Chunk = TypeVar("Chunk", bound=Mapping[str, Any])
 
@@ -175,12 +175,12 @@ class TextCompleter:
         if are_prompts(prompt):
             if stream:
                 raise ValueError("stream=True takes one prompt, not a list: use complete_many or AsyncLlama")
-            return completion.choices_of(self.complete_many(given.pop("prompt"), model=model, **given))
-        chunks = completion.stream(self.generation(**given), self._name if model is None else model)
+            return results.choices_of(self.complete_many(given.pop("prompt"), model=model, **given))
+        chunks = results.stream(self.generation(**given), self._name if model is None else model)
         if stream:
             return self._steps(chunks)
         with self._source.turn():
-            return completion.collect(chunks, logprobs is not None)
+            return results.collect(chunks, logprobs is not None)
 
     __call__ = create_completion
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from pylongctx.completion import Completion, Generation, collect, stream
+from pylongctx.completions.logprobs import TokenEntry
+from pylongctx.completions.results import Completion, Generation, collect, stream
 from pylongctx.engine.solo import Solo
-from pylongctx.logprobs import TokenEntry
 
 QUEUED = 2  # prompts queued per sequence; a queued prompt may be a prefix of the next one
 

@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, TypedDict
 
+from pylongctx.completions.logprobs import CompletionLogprobs, Scorer, TokenEntry, as_dict, merge
 from pylongctx.engine.job import Job, Row
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.source import TokenSource
-from pylongctx.logprobs import CompletionLogprobs, Scorer, TokenEntry, as_dict, merge
 
 FinishReason = Literal["stop", "length"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx._cache_folder import cache_folder
-from pylongctx._gguf import check_gguf, file_id
-from pylongctx._guarded import guarded
 from pylongctx._lib import ffi, lib, library_path
-from pylongctx._overrides import as_json
 from pylongctx.engine.model import with_fields
 from pylongctx.errors import InvalidInput, ModelRefused
+from pylongctx.guarded.process import guarded
+from pylongctx.model_files.gguf import check_gguf, file_id
+from pylongctx.model_files.overrides import as_json
 
 TRIAL_N_CTX = 512  # tokens: the graph does not depend on the length of the context
 SECONDS = 60
@@ -37,7 +37,7 @@ def try_model(
     Raises
     ------
     ModelRefused
-        When that process crashed, or exceeded a minute or ``_guarded.MEMORY``.
+        When that process crashed, or exceeded a minute or ``guarded.process.MEMORY``.
     """
     if not os.path.isfile(path):
         return  # the error is raised when it is opened
