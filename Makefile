@@ -30,7 +30,7 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo report report-full test test-all test-peers test-build docs lint format wheel wheel-linux wheel-cuda
+.PHONY: build demo report report-full test test-all test-peers test-build docs lint words format wheel wheel-linux wheel-cuda
 .PHONY: tools tools-patched tools-stock tools-ik
 .PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread test-kinds cuda-check vulkan-check vulkan-acceptance clean
 
@@ -118,15 +118,22 @@ test-peers: TEST_EXTRAS := test,test-peers
 test-peers: test-build
 	LCTX_REQUIRE=$(TEST_GROUPS),peers $(PYTEST) -m peers --all $(PYTEST_ARGS)
 
-lint: build
-	$(PIP) install ruff mypy clang-format==18.1.8
+# without the library: mypy and import-linter read the sources, and the packages whose types they use
+$(VENV)/.lint-tools: $(BIN)/pip pyproject.toml
+	$(PIP) install ruff mypy "import-linter>=2.17" clang-format==18.1.8 cffi llguidance markdown-it-py numpy rich
+	touch $@
+
+lint: $(VENV)/.lint-tools
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python docs/words.py
+	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu')
 
-format: build
-	$(PIP) install ruff clang-format==18.1.8
+# a report of words that pages, help, messages and comments avoid; it does not fail
+words: build
+	-$(BIN)/python docs/words.py
+
+format: $(VENV)/.lint-tools
 	$(BIN)/ruff format . && $(BIN)/clang-format -i $$(git ls-files 'native/*.h' 'native/*.cpp' 'native/*.cu')
 
 # into dist/: the source package, and a wheel for every Linux from glibc 2.28 on, with a library for each kind of x86-64 CPU. zig's clang

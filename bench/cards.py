@@ -22,8 +22,8 @@ from random_model import FILE_TYPES, LLAMA, Recipe, Shape, Weights, add_meta, ad
 from report import table
 
 from pylongctx import _arguments as arguments
-from pylongctx._plan import Plan
-from pylongctx._planned import plan_of
+from pylongctx.eval.planned import plan_of
+from pylongctx.planning.plan import Plan
 
 GIB = 2**30
 RESERVED = GIB

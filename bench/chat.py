@@ -18,7 +18,7 @@ import numpy as np
 from geometries import model_file
 from report import machine, table
 
-from pylongctx.bench.record import physical_cores
+from pylongctx.eval.bench.record import physical_cores
 
 MARKERS = (5, 6, 7, 8, 9)  # a turn begins, of the user, of the assistant; a turn ends, a new line
 BEGIN, USER, ASSISTANT, END, LINE = MARKERS

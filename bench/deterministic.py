@@ -15,8 +15,8 @@ from geometries import model_file
 from report import machine, table
 
 from pylongctx import Llama
-from pylongctx.bench.record import physical_cores
 from pylongctx.cli.arguments import int_list
+from pylongctx.eval.bench.record import physical_cores
 
 STEPS = {"512 tokens of a prompt": (512, 1), "a token": (1, 16), "5 tokens": (5, 4)}  # tokens, times
 

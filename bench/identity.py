@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 from report import machine, spread, table
 
-from pylongctx._gguf import check_gguf, layout_of
-from pylongctx._model_files import ModelFiles, digest_of
+from pylongctx.model_files.digests import ModelFiles, digest_of
+from pylongctx.model_files.gguf import check_gguf, layout_of
 
 
 def drop(paths: list[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from geometries import model_file
 from report import machine, table
 
-from pylongctx.bench.record import physical_cores
+from pylongctx.eval.bench.record import physical_cores
 
 MIB = 2**20
 METHODS = ["corm,window=16,recent=256", "h2o,budget=4096"]

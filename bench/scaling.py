@@ -20,9 +20,9 @@ from statistics import median
 from geometries import model_file
 from report import machine, table
 
-from pylongctx.bench.programs import clean_environment
-from pylongctx.bench.record import physical_cores
 from pylongctx.cli.arguments import int_list
+from pylongctx.eval.bench.programs import clean_environment
+from pylongctx.eval.bench.record import physical_cores
 
 PEERS = {"llama.cpp": {"flash_attn": False}, "llama.cpp flash": {"flash_attn": True}}
 ENGINES = [*PEERS, "full", "selfextend", "longheads", "corm", "longheads+corm"]

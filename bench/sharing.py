@@ -19,8 +19,8 @@ from geometries import model_file
 from report import machine, table
 
 from pylongctx._free import available_cpus
-from pylongctx.bench.engines import clean_environment
 from pylongctx.cli.arguments import int_list
+from pylongctx.eval.bench.engines import clean_environment
 
 PEERS = {"llama.cpp": {"flash_attn": True}}
 BUSY = "while True: pass"

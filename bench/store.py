@@ -38,11 +38,11 @@ from report import machine, table
 
 from pylongctx import Llama
 from pylongctx.engine.job import Job
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.thread import EngineThread
 from pylongctx.models import embedded_model
-from pylongctx.sampling import Sampler
-from pylongctx.sampling_params import SamplingParams
-from pylongctx.serve.host import Host
+from pylongctx.parallel.host import Host
 from pylongctx.store.folder import UNFINISHED, Folder
 from pylongctx.store.layout import BLOCK
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from pylongctx import Llama, LlamaGrammar
 from pylongctx.engine.model import Model
-from pylongctx.guide import Frame, Guide, Words
+from pylongctx.engine.sampling.guide import Frame, Guide, Words
+from pylongctx.engine.sampling.schema import hold, llguidance
 from pylongctx.models import embedded_model
-from pylongctx.schema import hold, llguidance
 
 ROWS = [{"id": i, "name": f"row {i}", "score": i / 8, "tags": ["a", "b"], "when": "2024-05-06"} for i in range(12)]
 ROW = {

@@ -19,25 +19,25 @@ from pylongctx.methods import (
 )
 
 if TYPE_CHECKING:
-    from pylongctx._tokenizer import LlamaTokenizer
-    from pylongctx.aio import AsyncLlama
-    from pylongctx.cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
     from pylongctx.chat import register_chat_completion_handler, unregister_chat_completion_handler
+    from pylongctx.completions.grammar import LlamaGrammar
+    from pylongctx.completions.tokenizer import LlamaTokenizer
+    from pylongctx.drafts.model import ModelDraft
+    from pylongctx.drafts.mtp import MtpDraft
+    from pylongctx.drafts.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
+    from pylongctx.drafts.speculative import DraftChain, LlamaDraftModel, LlamaPromptLookupDecoding, SelfDraft
+    from pylongctx.engine.cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
     from pylongctx.engine.documents import Document
-    from pylongctx.grammar import LlamaGrammar
-    from pylongctx.llama import Llama
-    from pylongctx.model_draft import ModelDraft
-    from pylongctx.mtp_draft import MtpDraft
-    from pylongctx.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
-    from pylongctx.sampling import (
+    from pylongctx.engine.sampling.sampler import (
         LogitsProcessor,
         LogitsProcessorList,
         MinTokensLogitsProcessor,
         StoppingCriteria,
         StoppingCriteriaList,
     )
-    from pylongctx.speculative import DraftChain, LlamaDraftModel, LlamaPromptLookupDecoding, SelfDraft
-    from pylongctx.state import LlamaState
+    from pylongctx.engine.saved_state import LlamaState
+    from pylongctx.llama import Llama
+    from pylongctx.parallel.aio import AsyncLlama
 
 __version__ = "0.1.0"
 __all__ = [
@@ -83,25 +83,25 @@ __all__ = [
 ]
 
 _LAZY = {
-    "aio": ("AsyncLlama",),
+    "parallel.aio": ("AsyncLlama",),
     "engine.documents": ("Document",),
-    "cache": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
+    "engine.cache": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
     "chat": ("register_chat_completion_handler", "unregister_chat_completion_handler"),
-    "grammar": ("LlamaGrammar",),
+    "completions.grammar": ("LlamaGrammar",),
     "llama": ("Llama",),
-    "_tokenizer": ("LlamaTokenizer",),
-    "sampling": (
+    "completions.tokenizer": ("LlamaTokenizer",),
+    "engine.sampling.sampler": (
         "LogitsProcessor",
         "LogitsProcessorList",
         "MinTokensLogitsProcessor",
         "StoppingCriteria",
         "StoppingCriteriaList",
     ),
-    "model_draft": ("ModelDraft",),
-    "mtp_draft": ("MtpDraft",),
-    "ngrams": ("NgramCacheDraft", "NgramDraft", "NgramModDraft"),
-    "speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "SelfDraft"),
-    "state": ("LlamaState",),
+    "drafts.model": ("ModelDraft",),
+    "drafts.mtp": ("MtpDraft",),
+    "drafts.ngrams": ("NgramCacheDraft", "NgramDraft", "NgramModDraft"),
+    "drafts.speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "SelfDraft"),
+    "engine.saved_state": ("LlamaState",),
 }
 
 

@@ -10,8 +10,8 @@ from pylongctx._enums import EVICT_MIDDLE, OVERFLOWS, SPLIT_MODES
 from pylongctx._free import available_cores, available_cpus
 from pylongctx._guess import guess
 from pylongctx._lib import build_info, ffi, lib, text
-from pylongctx._overrides import checked_metadata, checked_tensors
 from pylongctx.methods import METHODS
+from pylongctx.model_files.overrides import checked_metadata, checked_tensors
 
 EVERY_LAYER = 2**31 - 1
 AUTO_LAYERS = "auto"  # n_gpu_layers: what devices have room for

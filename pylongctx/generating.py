@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pylongctx._tokenizer import LlamaTokenizer
-from pylongctx.batch import Answered, complete_together
-from pylongctx.completion import Completion
+from pylongctx.completions.batch import Answered, complete_together
+from pylongctx.completions.grammar import constraint
+from pylongctx.completions.options import Grammar, SamplerOptions, flattened
+from pylongctx.completions.request import Prompt, prompt_tokens, sampling_params
+from pylongctx.completions.results import Completion
+from pylongctx.completions.tokenizer import LlamaTokenizer
 from pylongctx.engine.drafting import DraftModel, check_draft, check_model
-from pylongctx.grammar import constraint
+from pylongctx.engine.sampling.sampler import Processors, Sampler, StoppingCriteria, process
 from pylongctx.local import LocalCompleter
-from pylongctx.options import Grammar, SamplerOptions, flattened
-from pylongctx.request import Prompt, prompt_tokens, sampling_params
-from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

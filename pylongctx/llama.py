@@ -7,13 +7,13 @@ from typing import Any, Literal, overload
 
 from pylongctx import _arguments as arguments
 from pylongctx import _log
+from pylongctx.catalog.huggingface import from_pretrained
 from pylongctx.chat.handlers import Handler
-from pylongctx.embeddings import CreateEmbeddingResponse, Embedder, Texts, Vectors
+from pylongctx.completions.embeddings import CreateEmbeddingResponse, Embedder, Texts, Vectors
+from pylongctx.drafts.mtp import MtpDraft
 from pylongctx.engine.drafting import DraftModel
-from pylongctx.engine.opening import AUTO, OpenedModel
-from pylongctx.hub import from_pretrained
+from pylongctx.loading.opening import AUTO, OpenedModel
 from pylongctx.methods import Method
-from pylongctx.mtp_draft import MtpDraft
 from pylongctx.reading import ReadingCompleter
 
 DEFAULT_SEED = 0xFFFFFFFF

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx import Llama
+from pylongctx.completions.logprobs import Scorer
 from pylongctx.engine.prefix import longest_prefix
-from pylongctx.logprobs import Scorer
 
 try:
     from lm_eval import utils

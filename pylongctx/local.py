@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 from pylongctx.attention.recording import record
 from pylongctx.attention.trace import Trace
-from pylongctx.cache import BaseLlamaCache
+from pylongctx.chat.completer import Completer
 from pylongctx.chat.template import Templates
-from pylongctx.completer import Completer
+from pylongctx.engine.cache import BaseLlamaCache
 from pylongctx.engine.counters import Counters
-from pylongctx.engine.opening import OpenedModel
 from pylongctx.engine.prefix import longest_prefix
+from pylongctx.engine.saved_state import LlamaState
 from pylongctx.engine.session import Session
 from pylongctx.engine.solo import Solo
 from pylongctx.engine.source import NoTokens, TokenSource
 from pylongctx.engine.states import States
+from pylongctx.loading.opening import OpenedModel
 from pylongctx.methods import Method
-from pylongctx.state import LlamaState
 
 if TYPE_CHECKING:
     pass

@@ -12,7 +12,7 @@ from gguf_mutator import mutate
 from tries import HANGS, LIMIT, Line
 
 from pylongctx import Llama
-from pylongctx._peak import peak_memory, reset_peak_memory
+from pylongctx.eval.peak import peak_memory, reset_peak_memory
 
 ARCHS = (
     *("llama", "qwen2", "mixtral", "phi3", "gemma3", "gpt-oss", "deepseek2", "kimi-linear"),

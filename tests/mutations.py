@@ -101,7 +101,7 @@ MUTATIONS = [
     Mutation("the end of a step", "native/memory/votes.cpp",
              "retain_->border(p) - p + 1 : INT32_MAX;", "retain_->border(p) - p + 2 : INT32_MAX;",
              "test_corm_sequences.py"),
-    Mutation("the state used least recently", "pylongctx/cache.py",
+    Mutation("the state used least recently", "pylongctx/engine/cache.py",
              "self.cache_state.move_to_end(found)", "pass", "test_state.py"),
     Mutation("a harmonic mean", "pylongctx/eval/scorers.py",
              "return 2 * n_same / (len", "return n_same / (len", "test_eval_scorers.py"),

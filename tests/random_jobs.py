@@ -12,11 +12,11 @@ from session import assert_same
 from pylongctx import LlamaDraftModel, ModelDraft
 from pylongctx.engine.drafting import Drafting, DraftRequest
 from pylongctx.engine.job import Job
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.thread import EngineThread
 from pylongctx.errors import Aborted, ContextFull
-from pylongctx.sampling import Sampler
-from pylongctx.sampling_params import SamplingParams
-from pylongctx.serve.host import Host
+from pylongctx.parallel.host import Host
 
 PATIENCE = 60.0  # seconds until an answer that does not come is an error
 

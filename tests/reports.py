@@ -2,8 +2,8 @@
 
 import json
 
-from pylongctx.report.grids import grids
-from pylongctx.report.records import Evidence
+from pylongctx.eval.report.grids import grids
+from pylongctx.eval.report.records import Evidence
 
 MODEL = "tiny.gguf"
 ABOUT = {"command": "pylongctx matrix m.toml --out here", "models": {MODEL: 512}, "methods": ["full", "longheads"]}

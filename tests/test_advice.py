@@ -5,9 +5,9 @@ import json
 import pytest
 from llamas import new
 
-from pylongctx import advice
-from pylongctx.advice import Advice, Speed, advise, measure
 from pylongctx.cli import main
+from pylongctx.eval import advice
+from pylongctx.eval.advice import Advice, Speed, advise, measure
 
 READ, WRITE = Speed(1e-3, 1e-6, 1e-8), Speed(2e-3, 1e-7, 1e-9)
 

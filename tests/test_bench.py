@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from needs import lacks
 
-from pylongctx.bench import engines, programs, record, runner
-from pylongctx.bench.case import Case
-from pylongctx.bench.worker import BenchRun
 from pylongctx.cli import main
+from pylongctx.eval.bench import engines, programs, record, runner
+from pylongctx.eval.bench.case import Case
+from pylongctx.eval.bench.worker import BenchRun
 
 CORM = "corm,window=8,recent=8,evict_every=8"
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from needs import lacks
 
-from pylongctx.bench import formats, record
-from pylongctx.bench.case import Case, cases, label, pair, wanted
+from pylongctx.eval.bench import formats, record
+from pylongctx.eval.bench.case import Case, cases, label, pair, wanted
 
 UPSTREAM = sorted(
     (Path(__file__).parents[1] / "build").glob("*/upstream/*/llama.cpp/tools/llama-bench/llama-bench.cpp")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pylongctx.bench import programs
-from pylongctx.bench.case import Case
 from pylongctx.cli import main
+from pylongctx.eval.bench import programs
+from pylongctx.eval.bench.case import Case
 
 # the fields that llama-bench of ik_llama.cpp 8337e4cd prints (get_fields, get_values), for -p 0 -n 0 -gp 48,8
 IK_RECORD = {

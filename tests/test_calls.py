@@ -8,7 +8,7 @@ from drivers import CASES, drive
 from session import Session
 from test_checkpoints import path_of
 
-from pylongctx._peak import peak_memory, reset_peak_memory
+from pylongctx.eval.peak import peak_memory, reset_peak_memory
 
 SIZES = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_seq_max": 3, "n_threads": 1, "n_threads_batch": 1}
 ROUNDS = 1000 if thinning.run_all else 20  # of 20 calls each

@@ -17,9 +17,9 @@ from pylongctx._lib import library_path
 from pylongctx.chat.formats import FORMATS, FUNCTIONARY, OF_LLAMA_CPP, find
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.template import NO_TEMPLATE, ChatTemplate
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.errors import InvalidInput
-from pylongctx.sampling import Sampler
-from pylongctx.sampling_params import SamplingParams
 from upstream import files
 
 jinja2 = need("stock", "jinja2.sandbox")

@@ -9,8 +9,8 @@ from chat_templates import CLOCK, TOOLS, WEATHER
 from llamas import new, script
 
 from pylongctx.chat.template import ChatTemplate
-from pylongctx.sampling import Sampler
-from pylongctx.sampling_params import SamplingParams
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.sampler import Sampler
 
 USER = [{"role": "user", "content": "How is the weather in Paris?"}]
 CALL = ' <tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'

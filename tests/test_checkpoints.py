@@ -248,8 +248,8 @@ def serve(folder):
 
 def job(server, tokens, limit=4, **more):
     from pylongctx.engine.job import Job
-    from pylongctx.sampling import Sampler
-    from pylongctx.sampling_params import SamplingParams
+    from pylongctx.engine.sampling.params import SamplingParams
+    from pylongctx.engine.sampling.sampler import Sampler
 
     sampler = Sampler(server.host.model, SamplingParams(seed=1, temp=0.0))
     return Job(np.array(tokens, np.int32), sampler, limit, **more)

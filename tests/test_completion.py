@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from llamas import TEXT, greedy, new, script, texts
 
+from pylongctx.engine.sampling.sampler import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
 from pylongctx.errors import ContextFull
-from pylongctx.sampling import LogitsProcessorList, MinTokensLogitsProcessor, StoppingCriteriaList
 
 # ---- sampling ----
 

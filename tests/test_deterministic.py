@@ -16,10 +16,10 @@ from test_lora import factors, write_adapter
 from test_models import make
 
 from pylongctx import Llama
+from pylongctx.drafts.speculative import LlamaPromptLookupDecoding
 from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
 from pylongctx.errors import InvalidInput
-from pylongctx.speculative import LlamaPromptLookupDecoding
 
 N = 700  # tokens: what is merged at fixed rows is more than one piece
 CUTS = [*range(1, 18), 64, 300, *range(17, 0, -1)]  # tokens of a batch

@@ -27,7 +27,6 @@ BLOCK = re.compile(r"(?:^<!-- (not run|own process): (.+?) -->\n)?^```(\w+)\n(.*
 URL = "http://127.0.0.1:8080"
 FIRST_WORDS = ("cmake", "dask", "export", "gguf-dump", "lm_eval", "make", "pip", "pylongctx", "python", "sh")
 NOT_RUN = {"needs a GPU"}  # reasons that are good ones
-MAX_COLUMNS = 120
 
 
 @dataclass(frozen=True)
@@ -98,11 +97,9 @@ def test_a_block_runs_in_its_own_process(name, block, folder):
     assert ran.stdout.strip()
 
 
-def test_few_blocks_are_not_run():
+def test_a_block_that_is_not_run_has_a_good_reason():
     marked = [block for name in NAMES for block in blocks(name, "python") if block.mark == "not run"]
     assert {block.about for block in marked} <= NOT_RUN
-    assert len(marked) <= 3
-    assert len(PAGES_THAT_RUN) >= 10
 
 
 # ---- commands ----
@@ -170,14 +167,8 @@ def test_files_that_the_pages_name_exist():
 # ---- what the pages say ----
 
 
-def test_the_readme_is_short():
-    assert len(TEXTS["README.md"].splitlines()) <= 150
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_lines_are_short_and_plain(name):
-    prose = [line for line in TEXTS[name].splitlines() if not line.startswith("|")]
-    assert max(map(len, prose), default=0) <= MAX_COLUMNS
+def test_pages_are_ascii(name):
     assert re.sub(r"^```console\n.*?^```$", "", TEXTS[name], flags=re.MULTILINE | re.DOTALL).isascii()
 
 

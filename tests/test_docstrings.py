@@ -1,4 +1,4 @@
-"""The examples of docstrings run, on the embedded model; every public name has one.
+"""The examples of docstrings run, on the embedded model.
 
 An example finds ``llm``, an empty Llama with LongHeads and 2048 tokens, ``tokens`` of a long text, ``path`` of a model,
 and the files ``model.gguf`` and ``book.txt`` in the current folder. It may use the names of its module.
@@ -19,7 +19,7 @@ TEXT = "It was the best of times, it was the worst of times. " * 60
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Pages of the reference show all public names of these.
 DOCUMENTED = [
-    *(f"pylongctx.{name}" for name in ("cache", "compat", "grammar", "hub", "sampling", "speculative", "state")),
+    *(f"pylongctx.{name}" for name in ("compat", "catalog.huggingface", "completions.grammar", "drafts.speculative")),
     *(f"pylongctx.attention.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
     *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
     *(f"pylongctx.methods.{name}" for name in ("kvzip", "scissorhands", "selfextend", "string", "tova", "window")),
@@ -27,11 +27,21 @@ DOCUMENTED = [
     *(f"pylongctx.eval.{name}" for name in ("babilong", "bamboo", "files", "intervals", "keyvalue", "leval")),
     *(f"pylongctx.eval.{name}" for name in ("limited", "locomo", "longeval", "reuse")),
     *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "rope", "runner", "scorers")),
-    *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.logprobs", "pylongctx.lm_eval"),
-    *("pylongctx._tokenizer", "pylongctx.chat.handlers", "pylongctx.model_draft", "pylongctx.ngrams"),
-    *("pylongctx.text_completer", "pylongctx.completer", "pylongctx.engine.session"),
+    *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.completions.logprobs", "pylongctx.lm_eval"),
+    *(
+        "pylongctx.completions.tokenizer",
+        "pylongctx.chat.handlers",
+        "pylongctx.drafts.model",
+        "pylongctx.drafts.ngrams",
+    ),
+    *("pylongctx.completions.text_completer", "pylongctx.chat.completer", "pylongctx.engine.session"),
     *("pylongctx.llama", "pylongctx.local", "pylongctx.generating", "pylongctx.reading"),
-    *("pylongctx.engine.documents", "pylongctx.engine.prefix", "pylongctx.chat.overflow", "pylongctx.samplers"),
+    *(
+        "pylongctx.engine.documents",
+        "pylongctx.engine.prefix",
+        "pylongctx.chat.overflow",
+        "pylongctx.engine.sampling.samplers",
+    ),
 ]
 NEEDED = {"pylongctx.lm_eval": ("peers", "lm_eval")}  # to import a module: group of needs.py, packages
 PACKAGES = {  # to run an example
@@ -106,44 +116,6 @@ def test_examples_of_modules_that_need_a_package(module, given):
     assert found
     for test in found:
         check(test, given)
-
-
-# ---- every public name has one ----
-
-KINDS = (type, type(load))
-
-
-def lacking(module, names) -> list[str]:
-    """Return the classes and functions without a section of examples."""
-    things = [(name, getattr(module, name)) for name in names]
-    return [
-        name for name, thing in things if isinstance(thing, KINDS) and "Examples\n" not in (inspect.getdoc(thing) or "")
-    ]
-
-
-def public(module) -> list[str]:
-    """Return the names that a page of the reference shows: those that the module defines, or those in ``__all__``."""
-    own = [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]
-    return list(getattr(module, "__all__", [name for name in own if not name.startswith("_")]))
-
-
-def test_every_exported_name_has_an_example():
-    assert not lacking(pylongctx, pylongctx.__all__)
-
-
-@pytest.mark.parametrize("name", ["pylongctx.compat", "pylongctx.attention", "pylongctx.methods"])
-def test_every_name_of_a_package_has_an_example(name):
-    module = import_module(name)
-    assert not lacking(module, public(module))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [f"pylongctx.eval.{x}" for x in "facts kld needle passkey perplexity recall rope runner scorers task".split()],
-)
-def test_every_name_of_the_evaluations_has_an_example(name):
-    module = import_module(name)
-    assert not lacking(module, public(module))
 
 
 def test_parameters_that_share_an_entry_have_the_same_default():

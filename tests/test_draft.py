@@ -9,9 +9,9 @@ from session import assert_same
 from tiny_gguf import make_model
 
 from pylongctx import DraftChain, Llama, LlamaDraftModel, LlamaPromptLookupDecoding, ModelDraft, NgramDraft
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.errors import ContextFull
-from pylongctx.sampling import Sampler
-from pylongctx.sampling_params import SamplingParams
 
 PROMPT = TEXT.decode() * 3
 

@@ -13,9 +13,9 @@ from pylongctx.eval.facts import NAMES, NUMBERS, PEOPLE, draw_facts
 from pylongctx.eval.haystack import synthetic_text
 from pylongctx.eval.perplexity import token_nll
 from pylongctx.eval.recall import ASKED, Recall
+from pylongctx.eval.report.records import measure
 from pylongctx.eval.runner import Cell, digest, run
 from pylongctx.eval.task import ModelVocabulary
-from pylongctx.report.records import measure
 
 LENGTH = 700
 # words without a meaning of their own, which a question and a fact may share

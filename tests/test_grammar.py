@@ -10,9 +10,9 @@ from llamas import new, texts
 from needs import need
 
 from pylongctx import Llama, LlamaGrammar
-from pylongctx._peak import peak_memory
+from pylongctx.completions.grammar import schema_to_gbnf
 from pylongctx.errors import InvalidInput, LctxError
-from pylongctx.grammar import schema_to_gbnf
+from pylongctx.eval.peak import peak_memory
 
 SCHEMA = {
     "type": "object",

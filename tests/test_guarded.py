@@ -14,11 +14,12 @@ from chat_templates import TOOLS
 from llamas import new
 from needs import need
 
-from pylongctx import LlamaGrammar, _guarded
+from pylongctx import LlamaGrammar
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.template import ChatTemplate
+from pylongctx.completions.grammar import schema_to_gbnf
 from pylongctx.errors import InvalidInput
-from pylongctx.grammar import schema_to_gbnf
+from pylongctx.guarded import process
 
 USER = [{"role": "user", "content": "Hello"}]
 RECURSES = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"
@@ -31,7 +32,7 @@ NESTED = "{{ " + "(" * 100000 + "1" + ")" * 100000 + " }}"
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr(_guarded, "CPU_SECONDS", 1)
+    monkeypatch.setattr(process, "CPU_SECONDS", 1)
 
 
 @pytest.mark.parametrize("template", [RECURSES, LOOPS, GROWS, NESTED], ids=["recurses", "loops", "grows", "nested"])
@@ -174,7 +175,7 @@ def test_calls_at_a_time_do_not_mix(llm):
 
 def test_a_worker_that_was_killed_is_replaced(llm):
     template = ChatTemplate(llm._model, "{{ messages[0].content }}")
-    for worker in _guarded._pool._idle:
+    for worker in process._pool._idle:
         os.kill(worker.pid, signal.SIGKILL)
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     assert template.render({"messages": USER}).prompt == "Hello"

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from pylongctx.engine.sampling.guide import Frame, Guide, words_of
+from pylongctx.engine.sampling.schema import hold
 from pylongctx.errors import InvalidInput
-from pylongctx.guide import Frame, Guide, words_of
-from pylongctx.schema import hold
 
 PLACE = "<[1073741824]>"
 

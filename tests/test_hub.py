@@ -7,8 +7,8 @@ import types
 import pytest
 
 from pylongctx import Llama
+from pylongctx.catalog.huggingface import by_quant
 from pylongctx.cli import main
-from pylongctx.hub import by_quant
 
 FILES = ["README.md", "model-q4_k_m.gguf", "model-q8_0.gguf", "split/model-00001-of-00002.gguf", "notes/model.txt"]
 

@@ -13,10 +13,11 @@ import pytest
 from test_lora import factors, write_adapter
 from tiny_gguf import Shape, flip, make_model, set_number, split_model, tensor_ranges
 
-from pylongctx import Llama, LlamaDiskCache, LlamaState, _model_files
+from pylongctx import Llama, LlamaDiskCache, LlamaState
 from pylongctx.cli import main
 from pylongctx.engine import identity
 from pylongctx.errors import ContextFull, InvalidInput
+from pylongctx.model_files import digests
 from pylongctx.store.layout import BLOCK
 
 N = BLOCK + 77
@@ -167,7 +168,7 @@ def test_documents_of_an_edited_model(embedded_model, tmp_path):
 def test_files_that_are_replaced_while_they_are_open(tmp_path, monkeypatch, caplog):
     """Before they were read whole: then it is not known which model evaluates."""
     path = make_model(tmp_path / "model.gguf", SHAPE)
-    monkeypatch.setattr("pylongctx._model_files.ModelFiles.prepare", lambda files: None)
+    monkeypatch.setattr("pylongctx.model_files.digests.ModelFiles.prepare", lambda files: None)
     with new(path, tmp_path / "kv") as llm, caplog.at_level(logging.WARNING, "pylongctx"):
         make_model(tmp_path / "other.gguf", SHAPE, seed=1)
         os.replace(tmp_path / "other.gguf", path)
@@ -181,8 +182,8 @@ def test_files_that_are_replaced_while_they_are_open(tmp_path, monkeypatch, capl
 @pytest.fixture
 def slow(monkeypatch):
     """Return an event that lets files be read whole."""
-    go, digest_of = threading.Event(), _model_files.digest_of
-    monkeypatch.setattr(_model_files, "digest_of", lambda paths: (go.wait(60), digest_of(paths))[1])
+    go, digest_of = threading.Event(), digests.digest_of
+    monkeypatch.setattr(digests, "digest_of", lambda paths: (go.wait(60), digest_of(paths))[1])
     yield go
     go.set()
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from tiny_gguf import Shape, flip, make_model, split_model, tensor_ranges
 
-from pylongctx import Llama, _model_files
-from pylongctx._model_files import N_PAGES, PAGE, ModelFiles, pages
+from pylongctx import Llama
 from pylongctx.errors import InvalidInput, ModelRefused
+from pylongctx.model_files import digests
+from pylongctx.model_files.digests import N_PAGES, PAGE, ModelFiles, pages
 
 SHAPE = Shape(n_embd=128, n_head=2, n_head_kv=1)  # large tensors have more pages than are looked at
 MODELS = {"llama": 0, "gemma3": 0, "qwen3moe": 5}  # how many tensors a file has; 0: all are in one
@@ -69,7 +70,7 @@ def test_single_bytes_anywhere(paths):
     for path in paths:
         for at in rng.integers(0, path.stat().st_size, 40).tolist():
             flip(path, at, at + 1)
-            weights = _model_files.digest_of([str(path) for path in paths])
+            weights = digests.digest_of([str(path) for path in paths])
             flip(path, at, at + 1)
             assert weights != before[2]
 
@@ -120,15 +121,15 @@ def test_a_missing_file(tmp_path):
 @pytest.fixture
 def whole(monkeypatch):
     """Return a list that grows when files are read whole."""
-    read, digest_of = [], _model_files.digest_of
-    monkeypatch.setattr(_model_files, "digest_of", lambda paths: (read.append(paths), digest_of(paths))[1])
+    read, digest_of = [], digests.digest_of
+    monkeypatch.setattr(digests, "digest_of", lambda paths: (read.append(paths), digest_of(paths))[1])
     return read
 
 
 @pytest.fixture
 def old(paths, monkeypatch):
     """Return files that were not written a moment ago."""
-    monkeypatch.setattr(_model_files, "SETTLED", 0)
+    monkeypatch.setattr(digests, "SETTLED", 0)
     time.sleep(0.05)
     return paths
 
@@ -187,7 +188,7 @@ def test_files_that_change_have_no_name(paths):
 
 
 def test_a_model_that_is_written_while_it_is_opened(paths, monkeypatch):
-    from pylongctx.engine import opening
+    from pylongctx.loading import opening
 
     model = opening.Model
     monkeypatch.setattr(opening, "Model", lambda *args: (os.utime(paths[-1]), model(*args))[1])

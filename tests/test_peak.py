@@ -4,7 +4,7 @@ from mmap import PAGESIZE, mmap
 
 import pytest
 
-from pylongctx._peak import peak_memory, reset_peak_memory
+from pylongctx.eval.peak import peak_memory, reset_peak_memory
 
 MIB = 2**20
 

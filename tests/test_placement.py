@@ -8,13 +8,14 @@ from random_model import Shape
 from test_devices import reserved_port, server
 from tiny_gguf import make_model
 
-from pylongctx import _placement, _plan
-from pylongctx._overrides import EXPERTS, first_layers
-from pylongctx._placement import place
-from pylongctx._plan import Plan
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import _constructor
 from pylongctx.errors import InvalidInput
+from pylongctx.model_files.overrides import EXPERTS, first_layers
+from pylongctx.planning import placement
+from pylongctx.planning import plan as _plan
+from pylongctx.planning.placement import place
+from pylongctx.planning.plan import Plan
 
 MIB = 2**20
 SETTINGS = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "kv_limit": 0}
@@ -106,7 +107,7 @@ def test_what_devices_cannot_compute_stays_on_the_cpu(placed, monkeypatch):
                 raise InvalidInput("heads are too wide for it", -1)
             return super().sizes(**changes)
 
-    monkeypatch.setattr(_placement, "Plan", Refusing)
+    monkeypatch.setattr(placement, "Plan", Refusing)
     where, line = placed(2**33)
     assert (where["n_gpu_layers"], line) == (0, "no layers are on devices: heads are too wide for it")
     with pytest.raises(InvalidInput, match="window must be"):

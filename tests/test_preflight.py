@@ -9,14 +9,16 @@ from random_model import Shape
 from test_devices import server
 from tiny_gguf import make_model, sparse_model
 
-from pylongctx import Llama, _plan, _preflight
+from pylongctx import Llama
 from pylongctx._lib import lib
-from pylongctx._plan import Plan
-from pylongctx._suggestions import suggestions
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import llama_arguments
 from pylongctx.errors import ContextFull, InvalidInput
-from pylongctx.serve.host import Host
+from pylongctx.parallel.host import Host
+from pylongctx.planning import plan as _plan
+from pylongctx.planning import preflight
+from pylongctx.planning.plan import Plan
+from pylongctx.planning.suggestions import suggestions
 
 F16, Q8_0 = (lib.lctx_type_from_name(name) for name in (b"f16", b"q8_0"))
 SETTINGS = {"n_ctx": 700, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "kv_limit": 0}
@@ -215,7 +217,7 @@ def test_a_large_model_is_reported_before_it_is_read(tmp_path, free):
 
 def test_ten_million_tokens_are_refused_before_anything_is_opened(embedded_model, free, monkeypatch):
     free(16 * 2**30)
-    monkeypatch.setattr("pylongctx.engine.opening.Context", None)
+    monkeypatch.setattr("pylongctx.loading.opening.Context", None)
     with pytest.raises(MemoryError) as reason:
         new(embedded_model, n_ctx=10_000_000)
     shown = str(reason.value)
@@ -290,7 +292,7 @@ def test_a_full_device_has_its_own_suggestions(plan, monkeypatch):
         shown = "\n".join(suggestions(full, full.longest()))
         layers = int(re.search(r"n_gpu_layers=(\d) \(-ngl \1\): fits", shown)[1])
         assert 0 < layers < 4
-        assert re.search(r"CPU +RPC\d", _preflight.explain(full, 0))
+        assert re.search(r"CPU +RPC\d", preflight.explain(full, 0))
 
 
 # ---- ways around it ----

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from reports import ABOUT, answers, chunks, grid, record, texts
 
-from pylongctx.report.ability import abilities
-from pylongctx.report.grids import choices_grid, grids
-from pylongctx.report.records import Evidence, in_order, label, short
-from pylongctx.report.records import perplexity as perplexity_of
+from pylongctx.eval.report.ability import abilities
+from pylongctx.eval.report.grids import choices_grid, grids
+from pylongctx.eval.report.records import Evidence, in_order, label, short
+from pylongctx.eval.report.records import perplexity as perplexity_of
 
 # ---- methods on the same samples ----
 

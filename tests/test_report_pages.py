@@ -9,9 +9,9 @@ from needs import need
 from reports import ABOUT, MODEL, answers, chunks, folder_of, record, texts
 
 from pylongctx.cli import main
-from pylongctx.report.heat import cells, is_grid
-from pylongctx.report.pictures import chunk_map, pictures
-from pylongctx.report.records import Evidence, load
+from pylongctx.eval.report.heat import cells, is_grid
+from pylongctx.eval.report.pictures import chunk_map, pictures
+from pylongctx.eval.report.records import Evidence, load
 
 # ---- pictures ----
 
@@ -78,7 +78,7 @@ def test_scattered_pass_keys_are_not_a_map():
 
 def test_the_frontier_is_what_nothing_beats():
     need("plot", "matplotlib")
-    from pylongctx.report.pictures import unbeaten
+    from pylongctx.eval.report.pictures import unbeaten
 
     assert unbeaten([(3, 50), (1, 20), (2, 50), (2, 10), (4, 90), (5, 80)]) == [(1, 20), (2, 50), (4, 90)]
 

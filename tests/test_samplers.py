@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from pylongctx.completions.options import SamplerOptions
 from pylongctx.engine.model import Model
-from pylongctx.options import SamplerOptions
-from pylongctx.samplers import SAMPLERS, sampler_names
-from pylongctx.sampling import Sampler
-from pylongctx.sampling_params import SamplingParams
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.sampler import Sampler
+from pylongctx.engine.sampling.samplers import SAMPLERS, sampler_names
 
 N_STEPS = 200
 

@@ -9,8 +9,8 @@ import numpy as np
 from needs import lacks
 
 from pylongctx.engine.model import Model
-from pylongctx.sampling import Sampler
-from pylongctx.sampling_params import SamplingParams
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.sampler import Sampler
 
 N_STEPS = 200
 

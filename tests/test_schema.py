@@ -10,8 +10,8 @@ from llamas import new
 from schemas import HELD, REFUSED, WRONG
 
 from pylongctx import LlamaGrammar
+from pylongctx.engine.sampling.schema import ecma, hold
 from pylongctx.errors import InvalidInput
-from pylongctx.schema import ecma, hold
 
 WILD = {"max_tokens": 400, "temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 

@@ -16,9 +16,9 @@ httpx = need("server", "fastapi", "httpx")
 
 from pylongctx.engine.fetch import Fetch  # noqa: E402
 from pylongctx.engine.job import Cancelled, Job  # noqa: E402
+from pylongctx.engine.sampling.params import SamplingParams  # noqa: E402
+from pylongctx.engine.sampling.sampler import Sampler  # noqa: E402
 from pylongctx.errors import ContextFull  # noqa: E402
-from pylongctx.sampling import Sampler  # noqa: E402
-from pylongctx.sampling_params import SamplingParams  # noqa: E402
 
 PROMPTS = [TEXT.decode()[7 * i :] * (1 + i % 3) for i in range(8)]
 N = 24

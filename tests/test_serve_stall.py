@@ -107,8 +107,8 @@ def test_a_step_that_takes_long_is_not_a_reason_to_refuse(server, monkeypatch):
 
 def test_a_server_that_has_nothing_to_do_is_well(server):
     from pylongctx.engine.job import Job
-    from pylongctx.sampling import Sampler
-    from pylongctx.sampling_params import SamplingParams
+    from pylongctx.engine.sampling.params import SamplingParams
+    from pylongctx.engine.sampling.sampler import Sampler
 
     model = server.host.model
     slow = Job(model.check_tokens([1, 5, 6]), Sampler(model, SamplingParams(seed=1, temp=0.0)), 60)

@@ -16,8 +16,8 @@ from llamas import TEXT, new
 from session import Session
 
 from pylongctx import LlamaDiskCache, LlamaState
+from pylongctx.engine.saved_state import HEAD, MAGIC, TAIL, VERSION
 from pylongctx.errors import InvalidInput
-from pylongctx.state import HEAD, MAGIC, TAIL, VERSION
 
 SIZES = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_seq_max": 3, "n_threads": 1, "n_threads_batch": 1}
 N = 2000 if thinning.run_all else 30  # mutations of a case

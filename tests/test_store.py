@@ -19,7 +19,7 @@ from tiny_gguf import make_model
 from pylongctx import Llama
 from pylongctx.cli import main
 from pylongctx.engine.reuse import Piece
-from pylongctx.state import read_identity
+from pylongctx.engine.saved_state import read_identity
 from pylongctx.store.folder import UNFINISHED, Folder
 from pylongctx.store.keys import chain
 from pylongctx.store.layout import BLOCK, SPACING

@@ -11,7 +11,7 @@ from stored import SHAPE, files, fill, new, read, text
 from tiny_gguf import make_model
 
 from pylongctx.cli import main
-from pylongctx.state import LlamaState
+from pylongctx.engine.saved_state import LlamaState
 from pylongctx.store.entries import Link, StoredFile, leaving
 from pylongctx.store.folder import TARGET_FILL, Folder
 from pylongctx.store.layout import BLOCK

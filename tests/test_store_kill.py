@@ -14,7 +14,7 @@ import numpy as np
 from stored import files
 
 from pylongctx.cli import main
-from pylongctx.state import LlamaState
+from pylongctx.engine.saved_state import LlamaState
 from pylongctx.store.folder import UNFINISHED, Folder
 
 N_KILLS = int(os.environ.get("LCTX_KILLS", "8"))
@@ -22,7 +22,7 @@ N_KILLS = int(os.environ.get("LCTX_KILLS", "8"))
 PARENT = """
 import json, os, random, signal, sys
 import numpy as np
-from pylongctx.state import LlamaState
+from pylongctx.engine.saved_state import LlamaState
 from pylongctx.store import KVStore
 
 folder, n_kills = sys.argv[1], int(sys.argv[2])

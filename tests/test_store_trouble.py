@@ -18,7 +18,7 @@ from tiny_gguf import make_model
 from pylongctx import Llama
 from pylongctx.cli import main
 from pylongctx.engine.identity import WEIGHTS
-from pylongctx.state import LlamaState
+from pylongctx.engine.saved_state import LlamaState
 from pylongctx.store import KVStore
 from pylongctx.store.folder import Folder
 

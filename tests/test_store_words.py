@@ -10,7 +10,7 @@ from stored import SETTINGS, files
 from pylongctx import Llama
 from pylongctx._units import age_text
 from pylongctx.cli import main
-from pylongctx.state import LlamaState, read_identity
+from pylongctx.engine.saved_state import LlamaState, read_identity
 from pylongctx.store.folder import Folder
 from pylongctx.store.words import MAX_CHARACTERS, shown
 

@@ -11,8 +11,8 @@ from needs import lacks
 
 import pylongctx
 from pylongctx import Llama
-from pylongctx.options import AnswerOptions, ChatOptions, CompletionOptions, SamplingOptions
-from pylongctx.sampling_params import KEYWORDS, NUMBERS, SamplingParams
+from pylongctx.completions.options import AnswerOptions, ChatOptions, CompletionOptions, SamplingOptions
+from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS, SamplingParams
 
 # (method, parameter): why its default is another one
 OTHER_DEFAULTS = {

@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.errors import InvalidInput
-from pylongctx.sampling import Sampler
-from pylongctx.sampling_params import SamplingParams
 
 WORD, PATTERN, FULL = 1, 2, 3
 GPT_OSS = [

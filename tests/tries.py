@@ -7,7 +7,7 @@ the most memory in MiB.
 import signal
 from collections.abc import Iterator
 
-from pylongctx._peak import peak_memory, reset_peak_memory
+from pylongctx.eval.peak import peak_memory, reset_peak_memory
 
 LIMIT = 20  # seconds of the processor that one input may take
 HANGS = (-signal.SIGPROF, -signal.SIGALRM)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pylongctx import hub
+from pylongctx.catalog import huggingface
 from pylongctx.catalog.entry import OFFLINE, CatalogEntry, Progress, check_sha256, sha256_of
 
 
@@ -32,12 +32,12 @@ class HubEntry(CatalogEntry):
 
     def path(self) -> Path | None:
         """Return the file in the cache; None if it is missing or huggingface_hub is not installed."""
-        return hub.cached(self.repo_id, self.file, self.revision)
+        return huggingface.cached(self.repo_id, self.file, self.revision)
 
     def fetch(self, progress: Progress | None = None) -> Path:
         """Download the file with huggingface_hub, which shows progress and resumes interrupted downloads."""
         try:
-            path = hub.download(self.repo_id, self.file, self.revision)
+            path = huggingface.download(self.repo_id, self.file, self.revision)
         except ConnectionError as reason:
             raise ConnectionError(f"{self.name}: {reason}. {OFFLINE}") from reason
         try:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pylongctx.schema import SHARED, EnforcedSchema, hold
+from pylongctx.engine.sampling.schema import SHARED, EnforcedSchema, hold
 
 MARK = "<schema>"
 FIRST_PLACEHOLDER = 1 << 30  # the token of the first placeholder, see native/chat/grammar.h

@@ -8,8 +8,8 @@ from typing import Any
 
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.types import AnswerMessage, ChatChunk, ChatCompletion, ChatLogprobs, Delta, FinishReason, TopLogprob
-from pylongctx.completion import Generation
-from pylongctx.logprobs import TokenEntry
+from pylongctx.completions.logprobs import TokenEntry
+from pylongctx.completions.results import Generation
 
 
 @dataclass

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pylongctx._guarded import guarded
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
 from pylongctx.chat import formats
@@ -14,7 +13,8 @@ from pylongctx.chat.handlers import registered_handler
 from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.places import PlacedTools, has_places, place, with_places
 from pylongctx.engine.model import Model
-from pylongctx.schema import hold, warn_of
+from pylongctx.engine.sampling.schema import hold, warn_of
+from pylongctx.guarded.process import guarded
 
 OWN = "chat_template."  # prefix of the names of a model's own templates: chat_template.default, chat_template.tool_use
 HINTS = (

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, TypedDict
 
-from pylongctx.completion import CompletionUsage
+from pylongctx.completions.results import CompletionUsage
 
 Message = dict[str, Any]  # a message of a request: role, content, tool_calls, ...
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]

@@ -17,8 +17,8 @@ from pylongctx.cli.console import Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
 from pylongctx.cli.method import name_of, read_method, with_method
 from pylongctx.cli.options import open_llama
+from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS
 from pylongctx.files import read_file
-from pylongctx.sampling_params import KEYWORDS, NUMBERS
 
 if TYPE_CHECKING:
     from pylongctx.engine.compress import CompressionReport

@@ -12,8 +12,8 @@ from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, Window
 
 if TYPE_CHECKING:
+    from pylongctx.engine.saved_state import LlamaState
     from pylongctx.llama import Llama
-    from pylongctx.state import LlamaState
 
 LOOP_CHECK_TOKENS = 16  # tokens between two checks for a loop
 MESSAGES = "conversation"  # the key in a saved state's identity
@@ -213,7 +213,7 @@ class Conversation:
             When another model, method or setting wrote it, or it does not fit; then nothing changes.
         """
         from pylongctx.engine.identity import difference
-        from pylongctx.state import LlamaState
+        from pylongctx.engine.saved_state import LlamaState
 
         state = LlamaState.load(path)
         identity = dict(state.identity)

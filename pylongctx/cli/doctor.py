@@ -16,7 +16,7 @@ from pylongctx._units import bytes_text
 from pylongctx.models import embedded_model
 
 if TYPE_CHECKING:
-    from pylongctx.advice import Advice
+    from pylongctx.eval.advice import Advice
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 HEAD_DIMS = (64, 80, 96, 128, 256)
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _advise(args: argparse.Namespace) -> int:
     from pylongctx._tables import show_table
-    from pylongctx.advice import advise
     from pylongctx.cli.get import fetched
+    from pylongctx.eval.advice import advise
 
     given = {} if args.threads is None else {"n_threads": args.threads, "n_threads_batch": args.threads}
     found = advise(fetched(args.model), args.length, **given)
@@ -63,7 +63,7 @@ def _advise(args: argparse.Namespace) -> int:
 
 
 def _table(model: str, found: "Advice") -> Table:
-    from pylongctx.advice import KEPT
+    from pylongctx.eval.advice import KEPT
 
     title = f"{model}, a text of {found.length} tokens on {available_cpus()} cores"
     table = Table(title=title, caption=f"trained context: {found.n_ctx_train} tokens; seconds are estimates")
@@ -109,8 +109,8 @@ def report() -> dict[str, Any]:
 
 def _library() -> dict[str, Any]:
     from pylongctx._arguments import has_gpu, why_no_gpu
-    from pylongctx._devices import devices
     from pylongctx._lib import build_info, lib, library_path, text
+    from pylongctx.planning.devices import devices
 
     return {
         "library": str(library_path()),
@@ -166,7 +166,7 @@ def _rows(key: str, value: Any) -> list[tuple[str, str]]:
 
 
 def _device(facts: dict[str, Any]) -> str:
-    from pylongctx._devices import Device
+    from pylongctx.planning.devices import Device
 
     device = Device(**facts)
     return f"{device.type}, {device.description}, {device.memory}"

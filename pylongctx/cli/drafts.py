@@ -9,7 +9,7 @@ from pylongctx.cli.get import fetched
 from pylongctx.cli.values import layers
 
 if TYPE_CHECKING:
-    from pylongctx.speculative import LlamaDraftModel
+    from pylongctx.drafts.speculative import LlamaDraftModel
 
 NONE, MODEL, MTP, SELF = "none", "draft-simple", "draft-mtp", "longheads"
 NGRAMS = {"ngram-simple": False, "ngram-map-k": False, "ngram-map-k4v": True}  # whether the most common one is drafted
@@ -99,7 +99,7 @@ def own_draft(args: argparse.Namespace) -> dict[str, Any]:
     if own and wanted[-1] != own[0]:
         raise ValueError(f"--spec-type: {own[0]} comes after other kinds, not before {wanted[-1]}")
     if own == [MTP]:
-        from pylongctx.mtp_draft import MtpDraft
+        from pylongctx.drafts.mtp import MtpDraft
 
         return {"draft": MtpDraft(**_given(args, NUMBERS))}
     return {"draft": SELF} if own else {}
@@ -122,7 +122,7 @@ def draft_model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int =
     ValueError
         When options contradict each other, or the draft model is refused.
     """
-    from pylongctx.speculative import DraftChain
+    from pylongctx.drafts.speculative import DraftChain
 
     wanted = list(args.spec_type or ())
     if args.spec_default and MOD not in wanted:
@@ -147,7 +147,7 @@ def _given(args: argparse.Namespace, names: Mapping[str, str]) -> dict[str, Any]
 
 
 def _ngram(args: argparse.Namespace, kind: str) -> "LlamaDraftModel":
-    from pylongctx.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
+    from pylongctx.drafts.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
 
     if kind == MOD:
         return NgramModDraft(**_given(args, MOD_SIZES))
@@ -158,8 +158,8 @@ def _ngram(args: argparse.Namespace, kind: str) -> "LlamaDraftModel":
 
 
 def _model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int) -> "LlamaDraftModel":
+    from pylongctx.drafts.model import ModelDraft
     from pylongctx.llama import Llama
-    from pylongctx.model_draft import ModelDraft
 
     shared = {name: given[name] for name in ("n_ctx", "n_threads", "n_threads_batch", "verbose") if name in given}
     options = shared | _given(args, OPENED)

@@ -48,7 +48,7 @@ def _tokens(unit: Unit) -> int:
 
 
 def _speed(model: str) -> float:
-    from pylongctx.advice import prefill_seconds, sample_tokens
+    from pylongctx.eval.advice import prefill_seconds, sample_tokens
     from pylongctx.llama import Llama
 
     with Llama(model, method="full", n_ctx=2 * TRIED, verbose=False) as llm:

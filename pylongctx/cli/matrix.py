@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the missing samples and print the tables; returns 1 when something failed."""
     from pylongctx.eval.executors import make_executor
     from pylongctx.eval.matrix import make
+    from pylongctx.eval.report.records import RECORDS
     from pylongctx.eval.runner import Results
-    from pylongctx.report.records import RECORDS
 
     matrix = make(_table(args))
     executor = make_executor(args.executor, args.workers)
@@ -145,7 +145,7 @@ def measure(cells: Cells, executor: Executor, results: Results, progress: CellPr
 
 def label_of(cell: Cell) -> str:
     """Return the label of a cell's method in tables."""
-    from pylongctx.report.records import label
+    from pylongctx.eval.report.records import label
 
     return label(cell.facts)
 
@@ -153,9 +153,9 @@ def label_of(cell: Cell) -> str:
 def write_about(folder: Path, matrix: Matrix, cells: Sequence[Cell], argv: Sequence[str]) -> None:
     """Write the metadata of the records; models and methods of earlier runs stay."""
     from pylongctx import __version__
-    from pylongctx.bench.record import cpu_name
+    from pylongctx.eval.bench.record import cpu_name
     from pylongctx.eval.matrix import read_positions
-    from pylongctx.report.records import ABOUT
+    from pylongctx.eval.report.records import ABOUT
 
     file = folder / ABOUT
     before: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -172,7 +172,7 @@ def write_about(folder: Path, matrix: Matrix, cells: Sequence[Cell], argv: Seque
 
 def write_failures(folder: Path, failed: Sequence[Refusal]) -> None:
     """Write the failures of this run; the next run retries them."""
-    from pylongctx.report.records import FAILED
+    from pylongctx.eval.report.records import FAILED
 
     lines = [
         {"task": cell.task.name, "length": cell.length, "method": label_of(cell), "reason": why} for cell, why in failed
@@ -182,8 +182,8 @@ def write_failures(folder: Path, failed: Sequence[Refusal]) -> None:
 
 def show(results: Results, cells: Sequence[Cell], failed: Sequence[Refusal]) -> int:
     """Print the requested tables and the failures; returns the exit status."""
-    from pylongctx.report.grids import grids
-    from pylongctx.report.records import Evidence, in_order
+    from pylongctx.eval.report.grids import grids
+    from pylongctx.eval.report.records import Evidence, in_order
 
     wanted, keys = [cell.facts for cell in cells], cells[0].facts
     found = [record for record in results.records.values() if {key: record.get(key) for key in keys} in wanted]

@@ -263,7 +263,7 @@ def model_label(args: argparse.Namespace) -> str:
 
 
 def _of_hub(args: argparse.Namespace) -> str:
-    from pylongctx.hub import by_quant
+    from pylongctx.catalog.huggingface import by_quant
 
     for option, value in (("a model", args.positional_model), ("--model", args.model)):
         if value and not isinstance(value, FromEnvironment):

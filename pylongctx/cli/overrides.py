@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pylongctx._overrides import EXPERTS, first_layers
 from pylongctx.cli.arguments import Options, integer
+from pylongctx.model_files.overrides import EXPERTS, first_layers
 
 VARIABLE = "LLAMA_ARG_OVERRIDE_TENSOR"
 MAX_LAYERS = 512

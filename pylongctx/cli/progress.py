@@ -70,7 +70,7 @@ class CellProgress(Progress):
 
 def name_of(cell: Cell) -> str:
     """Return the task, the method and the length of a cell."""
-    from pylongctx.report.records import label
+    from pylongctx.eval.report.records import label
 
     return f"{cell.task.name}: {label(cell.facts)} at {cell.length}"
 

@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the report and print the names of its files."""
-    from pylongctx.report import write_report
+    from pylongctx.eval.report import write_report
 
     for path in write_report(args.folder, args.out, draw=not args.no_pictures):
         print(path)

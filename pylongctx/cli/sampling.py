@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx.cli.arguments import PREFIX, Options, file_text, integer, json_object, number, on_off_auto
 from pylongctx.cli.options import one
-from pylongctx.samplers import sampler_names
-from pylongctx.sampling_params import KEYWORDS, NUMBERS, Number
+from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS, Number
+from pylongctx.engine.sampling.samplers import sampler_names
 
 if TYPE_CHECKING:
-    from pylongctx.grammar import LlamaGrammar
+    from pylongctx.completions.grammar import LlamaGrammar
 
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "'": "'", '"': '"', "\\": "\\"}
 ESCAPE = re.compile(r"""\\([nrt'"\\]|x([0-9A-Fa-f]{2}))""")
@@ -198,7 +198,7 @@ def wanted_grammar(args: argparse.Namespace) -> "LlamaGrammar | None":
     names = ("grammar", "grammar_file", "json_schema", "json_schema_file")
     if (text := one(args, *names)) is None:
         return None
-    from pylongctx.grammar import LlamaGrammar
+    from pylongctx.completions.grammar import LlamaGrammar
 
     name = next(name for name in names if getattr(args, name) is not None)
     make = LlamaGrammar.from_string if name in names[:2] else LlamaGrammar.from_json_schema

@@ -128,7 +128,7 @@ def _add_answers(options: Options) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the model and serve it until Ctrl-C or SIGTERM."""
     try:
-        from pylongctx.serve.host import Host
+        from pylongctx.parallel.host import Host
         from pylongctx.serve.server import announce, inherited, listen, serve, share_heaps
         from pylongctx.serve.service import Service
     except ModuleNotFoundError as reason:
@@ -206,7 +206,7 @@ def embedder(args: argparse.Namespace) -> "Llama":
     ValueError
         When neither the model nor the options define the pooling, or the model cannot rerank.
     """
-    from pylongctx.embeddings import NO_POOLING, RANK
+    from pylongctx.completions.embeddings import NO_POOLING, RANK
     from pylongctx.llama import Llama
 
     if args.reranking and args.pooling not in (None, POOLINGS[RANK]):

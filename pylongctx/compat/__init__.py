@@ -109,7 +109,7 @@ def _load(undo: ExitStack) -> ModuleType:
         undo.callback(_restore_variable, os.environ.get(LIB_PATH))
         os.environ[LIB_PATH] = str(library_path().parent)
     module = import_module("llama_cpp")
-    loaded = module.llama_cpp._lib._name
+    loaded = module.llama_cpp._lib._name  # noqa: SLF001 - that of llama_cpp
     if not os.path.samefile(loaded, library_path()):
         raise ImportError(
             f"llama_cpp was imported before, with the library {loaded}: call pylongctx.compat.enable() before anything "

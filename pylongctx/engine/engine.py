@@ -14,6 +14,7 @@ from pylongctx.engine.documents import Documents
 from pylongctx.engine.draft_length import StepTimes
 from pylongctx.engine.idle import IdleSlots
 from pylongctx.engine.job import Cancelled, Job, Row
+from pylongctx.engine.library import Library
 from pylongctx.engine.loader import Loader
 from pylongctx.engine.pace import Pace
 from pylongctx.engine.readers import Readers, is_missing
@@ -23,7 +24,6 @@ from pylongctx.engine.share import Share, divide, keep_guess
 from pylongctx.engine.slots import Slot, choose, forerunner
 from pylongctx.engine.tracer import Tracer
 from pylongctx.errors import Aborted, ContextFull, DeviceLost, LctxError
-from pylongctx.store.library import StoredTexts
 
 
 class Engine:
@@ -35,7 +35,7 @@ class Engine:
     ----------
     sessions : list of Session
         The sequences of one context, one slot each.
-    library : StoredTexts or None
+    library : Library or None
         The KV store, a source of prompts.
     states : sequence of Source
         Sources of prompts in addition to sequences and the store.
@@ -48,7 +48,7 @@ class Engine:
     def __init__(
         self,
         sessions: list[Session],
-        library: StoredTexts | None = None,
+        library: Library | None = None,
         states: Sequence[Source] = (),
         wake: Callable[[], None] = lambda: None,
         step_seconds: float | None = None,

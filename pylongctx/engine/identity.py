@@ -7,9 +7,9 @@ from typing import Any
 
 from pylongctx._arguments import ROPE_FIELDS
 from pylongctx._lib import build_info, lib, text
-from pylongctx._model_files import FORMAT, ModelFiles
 from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
+from pylongctx.model_files.digests import FORMAT, ModelFiles
 
 WEIGHTS = "weights"  # a digest of every byte of the model, which takes seconds the first time
 TITLE = ("name", "model", "n_params")

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import error, lib
 from pylongctx.engine.compress import CompressionReport, compress
+from pylongctx.engine.library import Library
 from pylongctx.engine.slots import Slot
-from pylongctx.store.library import StoredTexts
 
 TURN = 8  # tokens at the end of a prompt that may be others where a chat continues: they begin the answer
 Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
@@ -23,11 +23,11 @@ class IdleSlots:
     ----------
     slots : sequence of Slot
         The slots.
-    library : StoredTexts or None
+    library : Library or None
         The KV store of the engine.
     """
 
-    def __init__(self, slots: Sequence[Slot], library: StoredTexts | None = None) -> None:
+    def __init__(self, slots: Sequence[Slot], library: Library | None = None) -> None:
         self._slots, self._library = slots, library
         self._context = slots[0].session.context
         self._guard = threading.Lock()  # guards the next one, and the context's abort flag

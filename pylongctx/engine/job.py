@@ -15,7 +15,7 @@ from pylongctx.engine.fetch import Fetch, Now
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import Cut, Cuts
 from pylongctx.engine.reuse import Load, Piece, Source
-from pylongctx.sampling import Processors, Sampler, StoppingCriteria, process
+from pylongctx.engine.sampling.sampler import Processors, Sampler, StoppingCriteria, process
 
 AHEAD = 4  # tokens that the engine generates ahead of the reader
 

@@ -9,10 +9,10 @@ from pylongctx.engine.counters import Counters
 from pylongctx.engine.documents import placed_up_to
 from pylongctx.engine.fetch import Fetch, Now
 from pylongctx.engine.job import Job
+from pylongctx.engine.library import Library
 from pylongctx.engine.reuse import Held, Piece, Source, apply, hold, plan
 from pylongctx.engine.session import NO_ROWS, Session
 from pylongctx.engine.slots import Slot
-from pylongctx.store.library import StoredTexts
 
 PAUSE_FACTOR = 9  # pause between loads, as a multiple of the time of a load
 
@@ -26,7 +26,7 @@ class Loader:
         The slots of the engine.
     counters : Counters
         The counters of the engine.
-    library : StoredTexts or None
+    library : Library or None
         The KV store, a source of prompts.
     states : sequence of Source
         Sources of prompts in addition to sequences and the store.
@@ -38,7 +38,7 @@ class Loader:
         self,
         slots: list[Slot],
         counters: Counters,
-        library: StoredTexts | None,
+        library: Library | None,
         states: Sequence[Source],
         wake: Callable[[], None],
     ) -> None:

@@ -7,9 +7,9 @@ from pylongctx.engine.compress import CompressionReport, compress
 from pylongctx.engine.documents import Document, Documents, without
 from pylongctx.engine.fetch import Fetch
 from pylongctx.engine.job import Job
+from pylongctx.engine.library import Library
 from pylongctx.engine.session import Session
 from pylongctx.errors import LctxError
-from pylongctx.store.library import StoredTexts
 
 
 class Readers:
@@ -19,13 +19,13 @@ class Readers:
     ----------
     documents : Documents
         Receive the rows.
-    library : StoredTexts or None
+    library : Library or None
         The KV store, which may contain compressed documents.
     wake : callable
         Called by other threads when the search for a document may have ended.
     """
 
-    def __init__(self, documents: Documents, library: StoredTexts | None, wake: Callable[[], None]) -> None:
+    def __init__(self, documents: Documents, library: Library | None, wake: Callable[[], None]) -> None:
         self._documents, self._library, self._wake = documents, library, wake
         self._jobs: dict[Document, Job] = {}
 

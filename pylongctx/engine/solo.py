@@ -11,13 +11,13 @@ from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import Drafting, DraftModel
 from pylongctx.engine.engine import Engine
 from pylongctx.engine.job import Drawn, Job, Row
+from pylongctx.engine.library import Library
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.session import Session
 from pylongctx.engine.states import States
-from pylongctx.sampling import Sampler
-from pylongctx.sampling_params import SamplingParams
-from pylongctx.store.library import StoredTexts
 
 FIRST_SEQUENCE = 0  # the sequence of ``Llama.session``
 
@@ -35,7 +35,7 @@ class Solo:
         Sources for prompts of the first sequence.
     draft_model : callable or None
         Drafts tokens, which are evaluated in one batch.
-    library : StoredTexts or None
+    library : Library or None
         The KV store, a source of prompts.
     """
 
@@ -44,7 +44,7 @@ class Solo:
         sessions: list[Session],
         states: States,
         draft_model: DraftModel | None = None,
-        library: StoredTexts | None = None,
+        library: Library | None = None,
     ) -> None:
         self.session = sessions[0]
         self.states = states

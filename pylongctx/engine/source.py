@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol
 from pylongctx.engine.documents import Document
 from pylongctx.engine.job import Drawn, Job, Row
 from pylongctx.engine.model import Model
-from pylongctx.sampling import Sampler
+from pylongctx.engine.sampling.sampler import Sampler
 
 
 class TokenSource(Protocol):

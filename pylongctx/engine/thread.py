@@ -11,9 +11,9 @@ from pylongctx.engine.compress import CompressionReport
 from pylongctx.engine.engine import Engine
 from pylongctx.engine.idle import Snapshot
 from pylongctx.engine.job import Cancelled, Job
+from pylongctx.engine.library import Library
 from pylongctx.engine.session import Session
 from pylongctx.errors import DeviceLost
-from pylongctx.store.library import StoredTexts
 
 Result = TypeVar("Result")
 
@@ -27,7 +27,7 @@ class EngineThread:
     ----------
     sessions : list of Session
         The sequences, which must outlive this object.
-    library : StoredTexts or None
+    library : Library or None
         The KV store, a source of prompts.
     step_seconds : float or None
         Time limit of a step with both answers and prompts; None: no limit.
@@ -43,7 +43,7 @@ class EngineThread:
     """
 
     def __init__(
-        self, sessions: list[Session], library: StoredTexts | None = None, step_seconds: float | None = None
+        self, sessions: list[Session], library: Library | None = None, step_seconds: float | None = None
     ) -> None:
         engine = self._engine = Engine(sessions, library, wake=self._notify, step_seconds=step_seconds)
         self.context, self.slots, self.counters = engine.context, engine.slots, engine.counters

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from pylongctx.engine.compress import PIECE
 from pylongctx.engine.prefix import longest_prefix
+from pylongctx.engine.saved_state import LlamaState
 from pylongctx.llama import Llama
 from pylongctx.methods import Method
-from pylongctx.state import LlamaState
 
 if TYPE_CHECKING:
     from pylongctx.eval.task import Sample

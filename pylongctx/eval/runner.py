@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pylongctx._peak import peak_memory, reset_peak_memory
+from pylongctx.eval.peak import peak_memory, reset_peak_memory
 from pylongctx.eval.reuse import REPLAY, by_text, why_no_compression
 from pylongctx.eval.task import Evaluate, ModelVocabulary, OpenLlama, Question, Record, Sample, Task
 from pylongctx.llama import Llama

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.completion import StopFilter
+from pylongctx.completions.results import StopFilter
 from pylongctx.eval.reuse import PrefixReader, beginning_of
 from pylongctx.eval.scorers import mean
 from pylongctx.llama import Llama

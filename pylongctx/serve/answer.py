@@ -12,12 +12,12 @@ from typing import Any, Protocol
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from pylongctx.sampling import RANDOM_SEEDS
+from pylongctx.engine.sampling.sampler import RANDOM_SEEDS
+from pylongctx.parallel.ticket import Ticket
 from pylongctx.serve.bodies import Generate
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.exchange import EventStream, Exchange
 from pylongctx.serve.service import Service
-from pylongctx.serve.ticket import Ticket
 
 MAX_PARTS = 1024  # maximum completions per request
 CLOSED = 499  # for the log only: the client is gone

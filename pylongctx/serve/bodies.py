@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
-from pylongctx.samplers import sampler_name
-from pylongctx.sampling_params import KEYWORDS, NUMBERS
+from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS
+from pylongctx.engine.sampling.samplers import sampler_name
+from pylongctx.parallel.host import Host, Prompt
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import Fields, Open, Unserved
-from pylongctx.serve.host import Host, Prompt
 from pylongctx.serve.shape import Shaped, as_schema, grammar_of
 
 # fields passed unchanged to create_completion and create_chat_completion

@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
 
-from pylongctx._gguf import FileId, file_id, header_of, shards
-from pylongctx._gguf_checks import Header
-from pylongctx._model_files import stats
-from pylongctx.serve.host import FILL, NEEDED
+from pylongctx.model_files.digests import stats
+from pylongctx.model_files.gguf import FileId, file_id, header_of, shards
+from pylongctx.model_files.gguf_checks import Header
+from pylongctx.parallel.host import FILL, NEEDED
 
 Object = dict[str, Any]
 # names of quantizations by GGUF's general.file_type

@@ -14,8 +14,8 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from pylongctx.engine.job import Cancelled, Job
+from pylongctx.parallel.ticket import Ticket
 from pylongctx.serve.errors import ApiError, as_api_error
-from pylongctx.serve.ticket import Ticket
 
 MAX_QUEUED = 64  # maximum chunks waiting for the client
 READER_PATIENCE = 60.0  # seconds for a client to read what is sent

@@ -7,7 +7,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
-from pylongctx.sampling_params import MAX_BREAKERS
+from pylongctx.engine.sampling.params import MAX_BREAKERS
 from pylongctx.serve import foreign
 from pylongctx.serve.access import is_json
 from pylongctx.serve.errors import ApiError, invalid

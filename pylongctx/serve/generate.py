@@ -6,14 +6,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from pylongctx.parallel.host import Host, Prompt
+from pylongctx.parallel.ticket import Ticket
 from pylongctx.serve import native
 from pylongctx.serve.answer import Lazy, Make, OpenAIForm, answer, seeded
 from pylongctx.serve.bodies import ChatBody, CompletionBody, InfillBody, NativeBody, as_prompts
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import read
-from pylongctx.serve.host import Host, Prompt
 from pylongctx.serve.service import Service
-from pylongctx.serve.ticket import Ticket
 
 Given = Callable[[], dict[str, Any]]
 

@@ -5,17 +5,17 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pylongctx.completion import Generation
-from pylongctx.logprobs import TokenEntry
-from pylongctx.samplers import SAMPLERS
-from pylongctx.sampling_params import SamplingParams
+from pylongctx.completions.logprobs import TokenEntry
+from pylongctx.completions.results import Generation
+from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.samplers import SAMPLERS
+from pylongctx.parallel.host import NEEDED, Host, Prompt
+from pylongctx.parallel.ticket import Ticket
 from pylongctx.serve.answer import Chunks, seeded
 from pylongctx.serve.bodies import NEVER, Chunk, NativeBody
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.exchange import EventStream, Exchange
-from pylongctx.serve.host import NEEDED, Host, Prompt
 from pylongctx.serve.service import Service
-from pylongctx.serve.ticket import Ticket
 
 Object = dict[str, Any]
 # llama-server's names of sampler settings

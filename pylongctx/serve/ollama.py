@@ -8,14 +8,14 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
-from pylongctx.embeddings import RANK
+from pylongctx.completions.embeddings import RANK
+from pylongctx.parallel.host import NEEDED
 from pylongctx.serve import native
 from pylongctx.serve.answer import Lazy, Make, answer
 from pylongctx.serve.cards import FOREVER, card_of, parameters
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.fields import Fields, read
 from pylongctx.serve.generate import chats, rendering
-from pylongctx.serve.host import NEEDED
 from pylongctx.serve.ollama_answers import NANO, OllamaForm, chat_piece, frame, generate_piece
 from pylongctx.serve.ollama_bodies import KEPT, OllamaBody, OllamaChatBody, OllamaGenerateBody, can_think
 from pylongctx.serve.service import Service

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pylongctx.parallel.host import Host
 from pylongctx.serve.bodies import SAMPLING, ChatBody, NativeBody
 from pylongctx.serve.cards import thinks
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import Fields, Unserved, load
-from pylongctx.serve.host import Host
 
 Object = dict[str, Any]
 # request options that are fields of other APIs

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from pylongctx.embeddings import Embedder
+from pylongctx.completions.embeddings import Embedder
+from pylongctx.parallel.host import Host
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import Fields, read
-from pylongctx.serve.host import Host
 from pylongctx.serve.service import Service
 
 MAX_DOCUMENTS = 2048

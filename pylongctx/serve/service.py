@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from pylongctx import __version__
 from pylongctx._lib import build_info
-from pylongctx.embeddings import RANK, Embedder
+from pylongctx.completions.embeddings import RANK, Embedder
+from pylongctx.completions.text_completer import completion_defaults
+from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
-from pylongctx.sampling_params import SamplingParams
+from pylongctx.parallel.host import Host
 from pylongctx.serve.errors import ApiError, unavailable
-from pylongctx.serve.host import Host
 from pylongctx.serve.metrics import Answers
-from pylongctx.text_completer import completion_defaults
 
 Result = TypeVar("Result")
 SOON = 0.02  # maximum wait of /metrics for the end of a step, in seconds

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from pylongctx.grammar import LlamaGrammar
+from pylongctx.completions.grammar import LlamaGrammar
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.fields import Fields, Open
 

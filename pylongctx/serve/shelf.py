@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pylongctx._gguf import SPLIT_NAME
 from pylongctx._lib import InvalidInput
 from pylongctx.catalog import CATALOG
+from pylongctx.model_files.gguf import SPLIT_NAME
 from pylongctx.serve.cards import Card, card_of
 
 FIRST_SHARD = re.compile(r"(.*)-00001-of-\d{5}\.gguf", re.DOTALL)

@@ -10,9 +10,9 @@ from typing import Any
 from pylongctx._lib import error, lib
 from pylongctx.engine.identity import difference
 from pylongctx.engine.idle import Snapshot
+from pylongctx.engine.saved_state import LlamaState
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.service import Service
-from pylongctx.state import LlamaState
 
 NAME = re.compile(r"[\w-][\w.-]{0,127}", re.ASCII)
 

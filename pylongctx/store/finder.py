@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pylongctx._log import LOG
 from pylongctx.engine.reuse import Load, Piece, Source
+from pylongctx.engine.saved_state import LlamaState, read_tokens
 from pylongctx.errors import LctxError
-from pylongctx.state import LlamaState, read_tokens
 from pylongctx.store.folder import Folder
 from pylongctx.store.keys import DIGEST, chain
 from pylongctx.store.layout import BLOCK, POINT, ROWS, TAIL, Layout

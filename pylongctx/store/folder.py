@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from pylongctx._log import LOG
+from pylongctx.engine.saved_state import LlamaState, read_identity
 from pylongctx.errors import LctxError
-from pylongctx.state import LlamaState, read_identity
 from pylongctx.store.entries import KINDS, Link, StoredFile, leaving
 
 TARGET_FILL = 0.9  # fraction of the limit to which an oversized folder is reduced

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.engine.reuse import NO_BYTES, NO_LOGITS
+from pylongctx.engine.saved_state import LlamaState
 from pylongctx.engine.session import Session
 from pylongctx.errors import LctxError
-from pylongctx.state import LlamaState
 from pylongctx.store.finder import joined, tail_name, tails
 from pylongctx.store.keys import chain
 from pylongctx.store.layout import BLOCK, MIN_TAIL, POINT, ROWS, TAIL, Layout

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from pylongctx.engine.context import Context
 from pylongctx.engine.documents import Document
 from pylongctx.engine.reuse import NO_LOGITS
+from pylongctx.engine.saved_state import LlamaState
 from pylongctx.engine.session import Session
-from pylongctx.state import LlamaState
 from pylongctx.store.finder import Finder
 from pylongctx.store.keeper import Keeper
 from pylongctx.store.keys import chain

@@ -7,8 +7,8 @@ from typing import Any
 
 from pylongctx._log import LOG
 from pylongctx.engine.identity import WEIGHTS
+from pylongctx.engine.saved_state import LlamaState
 from pylongctx.errors import LctxError
-from pylongctx.state import LlamaState
 from pylongctx.store import trust
 from pylongctx.store.folder import Folder
 

@@ -67,6 +67,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _perplexity(measured: Measured) -> str:
-    from pylongctx.report.records import perplexity
+    from pylongctx.eval.report.records import perplexity
 
     return f"{perplexity(measured.records):.2f}"

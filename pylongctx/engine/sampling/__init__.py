@@ -1,0 +1,1 @@
+"""Sampling: its parameters, the sampler chain, and the tokens that a grammar or a JSON schema allows next."""

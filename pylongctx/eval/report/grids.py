@@ -1,0 +1,269 @@
+"""Tables in the papers' layout: LongHeads' (arXiv 2402.10685) 1 and 2, SelfExtend's (arXiv 2401.01325) 1 and 3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pylongctx._units import bytes_text
+from pylongctx.attention.stats import TOPS
+from pylongctx.eval.chunks import means
+from pylongctx.eval.longbench import tasks as longbench_tasks
+from pylongctx.eval.report.ability import MIN_ABILITY, Own, abilities, remark
+from pylongctx.eval.report.compared import compared
+from pylongctx.eval.report.grid import Grid
+from pylongctx.eval.report.records import (
+    Evidence,
+    grouped,
+    has_score,
+    is_full,
+    label,
+    labels,
+    mean_score,
+    measure,
+    perplexity,
+)
+from pylongctx.eval.ruler import NAMES as RULER
+from pylongctx.eval.scorers import mean
+from pylongctx.eval.task import Record
+
+N_PARTS = 8  # columns of perplexity by position
+MAX_PERPLEXITY = 1000  # larger perplexities are shortened as in the papers
+GROUPS = {True: "Full attention", False: "Restricted attention"}
+# LongBench's tasks as in LongHeads' table 2; others follow under their own names
+LONGBENCH = {
+    "narrativeqa": "NQA", "qasper": "Qspr.", "multifieldqa_en": "MulFi", "hotpotqa": "HQA", "2wikimqa": "WMQA",
+    "musique": "Musq.", "gov_report": "GRpt", "qmsum": "QMSM", "multi_news": "MulN", "trec": "TREC",
+    "triviaqa": "TriQA", "samsum": "SMSM", "passage_count": "PsgC", "passage_retrieval_en": "PsgR", "lcc": "Lcc",
+    "repobench-p": "Repo",
+}  # fmt: skip
+RETRIEVAL = ("passkey", "needle", "recall")  # first words of tasks, as in passkey-9-digits
+
+
+def percent(value: float) -> str:
+    """Return a fraction in the papers' form."""
+    return f"{100 * value:.0f} %"
+
+
+CHUNK_PARTS = {"first": "first answer token", "all": "all answer tokens"}
+CHUNK_NOTE = "Gini: 0 if all are read equally; hit rate: a chunk with the pass key is among the most chosen"
+CHUNKS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "cover_rate": ("cover rate", percent),
+    "gini": ("Gini", "{:.2f}".format),
+    **{f"hit_rate_top{top}": (f"hit rate, top {top}", percent) for top in TOPS},
+}
+
+
+def grids(evidence: Evidence) -> Iterator[Grid]:
+    """Yield the tables for the records of one model."""
+    records, model = evidence.records, evidence.models[0]
+    yield from _perplexities(records, model)
+    answered = [record for record in records if has_score(record)]
+    by_task, own = grouped(answered, "task"), abilities(evidence)
+    yield from _own(own, model)
+    yield from _of_lengths(by_task, own, model)
+    yield from _of_tasks(by_task, model)
+    yield from compared(records, model)
+    yield from _chunks(records, model)
+    yield from _costs(records, model)
+
+
+def _sections(records: Sequence[Record], columns: Sequence[Any], cell: Callable[[str, Any], str]) -> list[list[str]]:
+    """Return a row per label, under the papers' groups if both exist."""
+    groups = {full: labels(found) for full, found in sorted(grouped(records, is_full).items(), reverse=True)}
+    rows: list[list[str]] = []
+    for full, names in groups.items():
+        rows += [[GROUPS[full]]] if len(groups) > 1 else []
+        rows += [[name, *(cell(name, column) for column in columns)] for name in names]
+    return rows
+
+
+def length_grid(title: str, note: str, records: Sequence[Record], text: Callable[[list[Record]], str]) -> Grid:
+    """Return a row per method and a column per length."""
+    lengths = sorted({record["length"] for record in records})
+    found = grouped(records, label, "length")
+
+    def cell(name: str, length: int) -> str:
+        return text(found[name, length]) if (name, length) in found else ""
+
+    return Grid(title, note, ["Method", *map(str, lengths)], _sections(records, lengths, cell))
+
+
+def _perplexities(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield LongHeads' table 1, SelfExtend's table 1: perplexity by context window, for each way of measuring."""
+    measured = [record for record in records if "n_scored" in record]
+    for way, found in grouped(measured, measure).items():
+        title = f"Perplexity ({way}) by evaluation context window, {model}"
+        yield length_grid(title, f"{_samples(found)}; lower is better", found, _perplexity_text)
+        yield from _positions([record for record in found if "curve" in record], model)
+    diverged = [record for record in records if record["task"] == "kld"]
+    if diverged:
+        note = f"{_samples(diverged)}; nats per token, lower is better"
+        yield length_grid(f"Mean KL divergence from full attention, {model}", note, diverged, _divergence_text)
+
+
+def _positions(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield perplexity by position for each length, in ``N_PARTS`` parts of the text or fewer."""
+    for length, found in sorted(grouped(records, "length").items()):
+        n_points = max(len(record["curve"]) for record in found)
+        size = -(-n_points // N_PARTS)
+        parts = [slice(start, start + size) for start in range(0, n_points, size)]
+        stride = found[0]["stride"]
+        heads = [f"to {min(length, part.stop * stride)}" for part in parts]
+        by_label = grouped(found, label)
+
+        def cell(name: str, part: slice, by_label: dict[str, list[Record]] = by_label) -> str:
+            points = [point for record in by_label[name] for point in record["curve"][part]]
+            return _large(perplexity([{"nll": nll, "n_scored": n} for nll, n in points])) if points else ""
+
+        title = f"Perplexity by position in texts of {length} tokens, {model}"
+        note = f"{_samples(found)}; each column starts at the end of the previous one"
+        yield Grid(title, note, ["Method", *heads], _sections(found, parts, cell))
+
+
+def _perplexity_text(records: list[Record]) -> str:
+    return _large(perplexity(records))
+
+
+def _large(value: float) -> str:
+    return f">{MAX_PERPLEXITY:.0e}".replace("e+0", "e") if value > MAX_PERPLEXITY else f"{value:.2f}"
+
+
+def _divergence_text(records: list[Record]) -> str:
+    return f"{mean(value for record in records for value in record['kld']):.4f}"
+
+
+def score_text(records: list[Record]) -> str:
+    """Return the mean score in percent."""
+    return f"{mean_score(records):.1f}"
+
+
+def is_retrieval(task: str) -> bool:
+    """Return True if a task's table is by length: pass keys, needles, facts, RULER."""
+    return task in RULER or task.partition("-")[0] in RETRIEVAL
+
+
+def _own(own: dict[str, Own], model: str) -> Iterator[Grid]:
+    """Yield the scores of full attention, if there are tasks that the model cannot do."""
+    if all(found.enough for found in own.values()):
+        return
+    rows = [
+        [task, str(found.length), f"{found.percent:.1f}", "" if found.enough else "not comparable by this task"]
+        for task, found in own.items()
+    ]
+    note = f"the longest length measured inside the trained context; {MIN_ABILITY:.0f} % right is enough"
+    yield Grid(f"Full attention, {model}", note, ["Task", "tokens", "percent right", "methods"], rows)
+
+
+def _of_lengths(by_task: dict[str, list[Record]], own: dict[str, Own], model: str) -> Iterator[Grid]:
+    """Yield retrieval by length: pass keys, needles, facts, each of RULER's tasks, and their mean."""
+    for task, found in by_task.items():
+        if is_retrieval(task):
+            note = _samples(found) + remark(own, task)
+            yield length_grid(f"{task}, percent right, {model}", note, found, score_text)
+    ruled = {task: found for task, found in by_task.items() if task in RULER}
+    able = {task: found for task, found in ruled.items() if task not in own or own[task].enough}
+    for what, tasks in ((f"{len(ruled)} tasks", ruled), (f"the {len(able)} tasks that the model can do", able)):
+        if len(tasks) > 1 and (tasks is ruled or len(able) < len(ruled)):
+            every = [record for found in tasks.values() for record in found]
+            title = f"RULER, mean of {what}, {model}"
+            yield length_grid(title, ", ".join(tasks), every, lambda part: f"{_mean_of_tasks(part):.1f}")
+
+
+def _mean_of_tasks(records: list[Record]) -> float:
+    return mean(mean_score(part) for part in grouped(records, "task").values())
+
+
+def _of_tasks(by_task: dict[str, list[Record]], model: str) -> Iterator[Grid]:
+    """Yield LongHeads' table 2 (LongBench) and one of the other tasks (L-Eval and more), for each length."""
+    known = longbench_tasks()
+    long = {task: by_task[task] for task in [*LONGBENCH, *known] if task in by_task}
+    choices = {task: found for task, found in by_task.items() if task not in long and not is_retrieval(task)}
+    for name, tasks in (("LongBench", long), ("Other tasks", choices)):
+        every = [record for found in tasks.values() for record in found]
+        for length, found in sorted(grouped(every, "length").items()):
+            yield _task_grid(f"{name}, {length} tokens, {model}", list(tasks), found)
+
+
+def _task_grid(title: str, tasks: list[str], records: list[Record]) -> Grid:
+    found = grouped(records, label, "task")
+
+    def cell(name: str, task: str | None) -> str:
+        if task is not None:
+            return score_text(found[name, task]) if (name, task) in found else ""
+        every = [record for part in tasks for record in found.get((name, part), [])]
+        return f"{_mean_of_tasks(every):.2f}" if all((name, part) in found for part in tasks) else ""
+
+    heads = [LONGBENCH.get(task, task) for task in tasks]
+    columns: list[str | None] = [*tasks, None]
+    return Grid(title, _samples(records), ["Method", *heads, "Avg."], _sections(records, columns, cell))
+
+
+def _chunks(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield LongHeads' table 3 for each length: the chunks that are read, by groups of queries."""
+    shown = [record for record in records if record["task"] == "chunks"]
+    for length, found in sorted(grouped(shown, "length").items()):
+        rows: list[list[str]] = []
+        for part, head in CHUNK_PARTS.items():
+            by_label = grouped(found, label).items()
+            rows += [[head], *([name, *_chunk_cells(means(r[part] for r in of))] for name, of in by_label)]
+        columns = ["Method", *(text for text, _ in CHUNKS.values())]
+        yield Grid(f"Chunks that are read, {length} tokens, {model}", f"{_samples(found)}; {CHUNK_NOTE}", columns, rows)
+
+
+def _chunk_cells(numbers: dict[str, float]) -> list[str]:
+    return [write(numbers[name]) if name in numbers else "-" for name, (_, write) in CHUNKS.items()]
+
+
+def _costs(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield LongHeads' table 5: time per token, and memory."""
+    timed = [record for record in records if "token_seconds" in record]
+    held = [record for record in records if "kv_bytes" in record]
+    note = "mean of all samples"
+    for title, found, key, text in (
+        ("Time per token, ms", timed, "token_seconds", lambda value: f"{1000 * value:.2f}"),
+        ("Prompt, tokens per second", timed, "prompt_per_second", lambda value: f"{value:.0f}"),
+        ("KV memory", held, "kv_bytes", bytes_text),
+    ):
+        if found:
+            yield length_grid(f"{title}, {model}", note, found, _mean_text(key, text))
+    peaks = [record for record in records if "peak_rss" in record]
+    if peaks:
+        title = f"Peak memory of the process, {model}"
+        yield length_grid(title, "weights included", peaks, lambda part: bytes_text(max(r["peak_rss"] for r in part)))
+
+
+def _mean_text(key: str, text: Callable[[float], str]) -> Callable[[list[Record]], str]:
+    return lambda records: text(mean(record[key] for record in records))
+
+
+def _samples(records: Sequence[Record]) -> str:
+    counts = sorted({len(part) for part in grouped(records, label, "length", "task").values()})
+    return f"samples per method and length: {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}"
+
+
+def choices_grid(evidence: Evidence) -> Grid:
+    """Return the automatic choices of every method."""
+    found = grouped(evidence.records, label, "method")
+    lengths = {key: sorted({record["length"] for record in part}) for key, part in found.items()}
+    rows = [
+        [name, chosen, ", ".join(map(str, lengths[name, chosen])), _options(part)]
+        for (name, chosen), part in found.items()
+    ]
+    return Grid(
+        "Methods as chosen",
+        "options: arguments of Llama in addition to the method",
+        ["Method", "chosen", "lengths", "options"],
+        rows,
+    )
+
+
+def _options(records: list[Record]) -> str:
+    found = dict.fromkeys(_named(record.get("options", {})) for record in records)
+    return "; ".join(text for text in found if text)
+
+
+def _named(options: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in options.items()
+    )

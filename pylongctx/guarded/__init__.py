@@ -1,0 +1,1 @@
+"""Untrusted input in worker processes, which may crash."""

@@ -1,0 +1,1 @@
+"""Opening a model: its context, adapters and store, from the arguments of ``Llama``."""

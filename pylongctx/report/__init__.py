@@ -1,5 +1,0 @@
-"""Reports: the records of a folder as tables in the papers' layout and as plots."""
-
-from pylongctx.report.page import write_report
-
-__all__ = ["write_report"]
