@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from llamas import F32, new
+from random_model import Shape
 from session import assert_same
+from tiny_gguf import make_model
 
 from pylongctx import LongHeads
 
@@ -112,6 +114,25 @@ def test_a_prompt_continues_an_answer_without_reading_it_again(model_path, text)
         before = llm.session.n_evaluated
         llm.prefill(text[:200])
         assert llm.session.n_evaluated - before == 59
+
+
+@pytest.mark.parametrize(("heads", "spec", "want"), [
+    ((8, 2), "longheads", ("group", 3072, 4096, 5120)),
+    ((8, 1), "longheads", ("group", 3072, 4096, 5120)),
+    ((6, 2), "longheads", ("head", 2048, 4096, 5120)),
+    ((8, 2), "longheads,select=head", ("head", 2048, 4096, 5120)),
+    ((6, 2), "longheads,select=group", ("group", 3072, 4096, 5120)),
+    ((8, 2), "longheads,window=2048", ("head", 2048, 4096, 2048)),
+    ((8, 2), "longheads,representation=minmax", ("head", 2048, None, 6144)),
+    ((8, 2), "longheads,tile=1", ("group", 3072, None, 9216)),
+])  # fmt: skip
+def test_many_heads_of_a_kv_head_select_together_by_default(tmp_path, heads, spec, want):
+    """They read half as much more than heads that select alone; what a prompt reads does not depend on it."""
+    n_head, n_head_kv = heads
+    shape = Shape(n_embd=64 * n_head, n_head=n_head, n_head_kv=n_head_kv, n_layer=1, n_ctx_train=8192)
+    with new(make_model(tmp_path / "model.gguf", shape), method=spec, n_ctx=8192, n_ubatch=64) as llm:
+        chosen = llm.method
+        assert (chosen.select, chosen.window, chosen.tile_window, chosen.select_from) == want
 
 
 def test_a_state_is_continued_with_the_same_tiles(model_path, text):

@@ -17,7 +17,7 @@ constexpr int32_t TILE = 64;  // tokens of a prompt that choose together
 constexpr int32_t TILE_STEP = 4;
 constexpr int32_t TILE_MORE =
     2048;  // tokens that a query of a tile reads in addition to a window: at most another window (docs/research/tiles.md)
-constexpr int32_t GROUP = 4;     // query heads of a KV head that choose together if nothing is asked, and more (docs/research/tiles.md)
+constexpr int32_t GROUP = 4;     // as many query heads of a KV head choose together if nothing is asked (docs/research/tiles.md)
 constexpr int32_t NEARBY = 128;  // tokens before its own chunk that a query always reads
 
 enum position : int32_t { FULL, STRING, DCA, SELFEXTEND, PACKED };
@@ -149,8 +149,8 @@ std::string why_no_tile(const lctx_method_env & env) {
                                                            ", so every token of a prompt chooses for itself, which is slower";
 }
 
-// How the tokens of a prompt choose.
-void choose_tile(const lctx_method_spec & spec, const lctx_method_env & env, lctx_chunks & c, std::string & reason) {
+// How the tokens of a prompt choose. alone: the window of heads that choose alone.
+void choose_tile(const lctx_method_spec & spec, const lctx_method_env & env, int32_t alone, lctx_chunks & c, std::string & reason) {
     const int32_t window = c.n_chunk() * c.chunk_size, asked = spec.get("tile"), asked_window = spec.get("tile_window");
     const std::string why = c.by_keys() && asked < 0 ? why_no_tile(env) : "";
     reason += why;
@@ -173,7 +173,8 @@ void choose_tile(const lctx_method_spec & spec, const lctx_method_env & env, lct
         refuse("a tile of " + text(c.tile) + " tokens does not fit into n_ubatch " + text(env.n_ubatch) +
                "; raise n_ubatch, or use tile=1");
     }
-    const int32_t tile_window = either(asked_window, window + std::min(window, TILE_MORE) / c.chunk_size * c.chunk_size);
+    const int32_t more = alone + std::min(alone, TILE_MORE) / c.chunk_size * c.chunk_size;
+    const int32_t tile_window = either(asked_window, std::max(window, more));
     const int32_t least = (c.n_recent + 3) * c.chunk_size;  // room for one choice
     if (tile_window < least || tile_window % c.chunk_size != 0) {
         refuse("tile_window must be a multiple of chunk_size " + text(c.chunk_size) + " from " + text(least) + " on, not " +
@@ -187,8 +188,9 @@ int32_t choose_n_recent(int32_t chunk_size, int32_t n_chunk) {
     return std::max(1, std::min((NEARBY + chunk_size - 1) / chunk_size, n_chunk / 4));
 }
 
-// Chunk size, window and recent chunks, checked; reason says what was chosen.
-void choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, lctx_chunks & c, std::string & reason) {
+// Chunk size, window and recent chunks, checked; reason says what was chosen. Returns the window of heads that choose alone: those that
+// choose together read half as much more, or what is asked.
+int32_t choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, lctx_chunks & c, std::string & reason) {
     const int32_t trained = env.n_ctx_train;
     const bool auto_window = spec.get("window") < 0;
     c.chunk_size = either(spec.get("chunk_size"), CHUNK_STEP);
@@ -201,8 +203,9 @@ void choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, l
         refuse("n_recent " + text(asked_recent) + " chunks are more than the trained context holds");
     }
     // the first chunk, the recent ones, its own; and room for one choice
-    const int32_t n_auto = std::max(choose_window(trained) / c.chunk_size, std::max(1, asked_recent) + 3);
-    const int32_t window = auto_window ? n_auto * c.chunk_size : spec.get("window");
+    const int32_t chosen = choose_window(trained), together = std::min(trained / 2, chosen + chosen / 2);
+    const auto whole = [&](int32_t window) { return std::max(window / c.chunk_size, std::max(1, asked_recent) + 3) * c.chunk_size; };
+    const int32_t window = !auto_window ? spec.get("window") : whole(c.by_group ? together : chosen);
     if (window % c.chunk_size != 0) {
         refuse("window must be a multiple of chunk_size " + text(c.chunk_size) + " such as " +
                text(std::max(1, window / c.chunk_size) * c.chunk_size) + ", not " + text(window));
@@ -219,8 +222,11 @@ void choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env, l
                text(c.n_recent) + " recent and the own one are always read: " + text(least * c.chunk_size) + " at least");
     }
     c.n_free = n_chunk - least;
-    reason = auto_window ? "window = an eighth of the trained context, from 2048 to 4096, half of the trained " + text(trained) + " at most"
-                         : "window as asked";
+    reason = !auto_window ? "window as asked"
+                          : "window = an eighth of the trained context, from 2048 to 4096" +
+                                std::string(c.by_group ? ", and half as much more for heads that choose together" : "") +
+                                ", half of the trained " + text(trained) + " at most";
+    return auto_window ? whole(chosen) : window;
 }
 
 // What says where keys are and from where queries see them; by default inside the trained context full, beyond it dca.
@@ -243,7 +249,7 @@ std::unique_ptr<lctx_method> create_base(position where, const lctx_method_env &
 void choose_comparison(const lctx_method_spec & spec, const lctx_method_env & env, position where, lctx_chunks & c) {
     c.packed = where == PACKED;
     c.representation = (lctx_representation)either(spec.get("representation"), c.packed ? LCTX_REPRESENT_ATTENTION : LCTX_REPRESENT_KEYS2);
-    c.by_group = either(spec.get("select"), c.by_keys() && env.n_rep >= GROUP);
+    c.by_group = either(spec.get("select"), c.by_keys() && spec.get("window") < 0 && env.n_rep >= GROUP);
     if (c.by_attention() != (c.packed != 0)) {
         refuse("representation=attention and position=packed are the paper's and go together; leave both out, or give both");
     }
@@ -257,11 +263,11 @@ void choose_comparison(const lctx_method_spec & spec, const lctx_method_env & en
 std::unique_ptr<lctx_method> lctx_longheads_create(const lctx_method_spec & spec, const lctx_method_env & env) {
     lctx_chunks c = {};
     std::string reason;
-    choose_chunks(spec, env, c, reason);
     const bool by_paper = spec.get("representation") == LCTX_REPRESENT_ATTENTION;
     const auto where = (position)either(spec.get("position"), by_paper ? PACKED : env.n_ctx <= env.n_ctx_train ? FULL : DCA);
     choose_comparison(spec, env, where, c);
-    choose_tile(spec, env, c, reason);
+    const int32_t alone = choose_chunks(spec, env, c, reason);
+    choose_tile(spec, env, alone, c, reason);
     if (where == PACKED) {
         c.n_run = 2, c.n_range = 1;
         if (spec.get("select_from") >= 0) {

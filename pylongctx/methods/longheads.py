@@ -24,14 +24,15 @@ class LongHeads(Method):
         Tokens per chunk, a multiple of 16. None: 16.
     window : int or None
         Tokens that a query reads, counting its own chunk as complete: a multiple of ``chunk_size``. The neighbor
-        window of SelfExtend is added. None: an eighth of the trained context, from 2048 to 4096, at most half of it.
+        window of SelfExtend is added. None: an eighth of the trained context, from 2048 to 4096, half as
+        much more if heads select together; at most half of the trained context.
     n_recent : int or None
         Chunks right before the query's own chunk that are always read, in addition to chunk 0 and the own chunk.
         None: the number that holds 128 tokens.
     select : str or None
         What selects chunks: every query head separately ("head", the paper), or the query heads of one KV head
-        together, by the sum of their weights ("group"). None: "group" with keys for models with at least 4 query heads
-        per KV head, else "head".
+        together, by the sum of their weights ("group"). None: "head"; "group" for models with at least 4 query
+        heads per KV head, if ``window`` is None.
     representation : str or None
         What queries are compared with. "keys2", "keys1": every key of a chunk in two bits or one bit a channel; the
         score is the log of the attention that the chunk would get. "outlier": the key farthest from the mean of the
