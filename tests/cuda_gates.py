@@ -68,7 +68,7 @@ LIMITS = (
     Limit(DENSE, "dense", 590, aim=580),
     Limit(QUANTIZED, "unpack", 69, aim=25),
     Limit(LISTED, "dense", 410),
-    Limit(LISTED_QUANTIZED, "unpack", 37, aim=25),
+    Limit(LISTED_QUANTIZED, "unpack", 34, aim=25),
     Limit("score_tiles<*", "scores", 228),
     Limit("score_keys<*, 4, 1>", "scores", 278, aim=240),
     Limit("score_keys<*, 1, 4>", "scores", 602, aim=380),
