@@ -17,7 +17,7 @@ from pylongctx.errors import PromptTooLong  # noqa: E402
 from pylongctx.serve import connection, gate  # noqa: E402
 
 JSON = {"Content-Type": "application/json"}
-QUICK = 2.0  # seconds of the processor; what is refused here took many times as long when it was worked on
+QUICK = 6.0  # seconds of the processor; what is refused here took many times as long when it was worked on
 HUGE = "a word " * 2_000_000
 MANY = 200_000
 
