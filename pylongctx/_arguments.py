@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-from pylongctx._enums import EVICT_MIDDLE, OVERFLOWS, SPLIT_MODES
+from pylongctx._enums import AUTO_LAYERS, EVICT_MIDDLE, OVERFLOWS, SPLIT_MODES
 from pylongctx._free import available_cores, available_cpus
 from pylongctx._guess import guess
 from pylongctx._lib import build_info, ffi, lib, text
@@ -14,7 +14,6 @@ from pylongctx.methods import METHODS
 from pylongctx.model_files.overrides import checked_metadata, checked_tensors
 
 EVERY_LAYER = 2**31 - 1
-AUTO_LAYERS = "auto"  # n_gpu_layers: what devices have room for
 
 # Arguments of older llama-cpp-python versions, accepted without effect as there.
 LEGACY = frozenset({"n_parts", "f16_kv", "mul_mat_q"})

@@ -14,6 +14,8 @@ LOAD_MODES: dict[str, dict[str, Any]] = {
     "mmap+mlock": {"use_mmap": True, "use_mlock": True},
 }
 
+AUTO_LAYERS = "auto"  # n_gpu_layers: what devices have room for
+
 # policies for a text that does not fit
 EVICT_MIDDLE = "evict_middle"
 OVERFLOWS = ("error", EVICT_MIDDLE)

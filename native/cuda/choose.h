@@ -179,7 +179,7 @@ template <int WARPS> struct lctx_chooser {
         const int first = lctx_min(all.first + lctx_warp() * size, all.end), end = lctx_min(first + size, all.end);
         int n_above = 0, n_at = 0;
         each_of(keys, first + lctx_lane(), end, LCTX_WARP, [&](int, uint32_t key) { n_above += key > c.least, n_at += key == c.least; });
-        return {first, end, (int)lctx_warp_sum((float)n_above), (int)lctx_warp_sum((float)n_at)};  // exact
+        return {first, end, lctx_warp_sum(n_above), lctx_warp_sum(n_at)};
     }
     // What the cut leaves of n chunks, by all warps of a block.
     __device__ void put_tallies(cut c) const {

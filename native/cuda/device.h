@@ -40,7 +40,7 @@ static __device__ __forceinline__ float lctx_warp_max(float x, int n = LCTX_WARP
     return x;
 }
 
-static __device__ __forceinline__ float lctx_warp_sum(float x, int n = LCTX_WARP) {
+template <typename T> static __device__ __forceinline__ T lctx_warp_sum(T x, int n = LCTX_WARP) {
     for (int step = n / 2; step > 0; step /= 2) {
         x += lctx_shuffle_xor(x, step);
     }

@@ -160,7 +160,7 @@ template <typename S> struct list_reader {
             const int32_t row = list[i] * size;
             n_before += row >= 0 && row < range.row0, n += row >= range.row0 && row < range.row1;
         }
-        n_before = warp_sum(n_before), n = range.row0 < range.row1 ? warp_sum(n) : 0;
+        n_before = lctx_warp_sum(n_before), n = range.row0 < range.row1 ? lctx_warp_sum(n) : 0;
         const int32_t end = n * size;
         return {0, end, 0, end, seg, 1, n_before * groups_of_chunk(a)};
     }
@@ -176,12 +176,6 @@ template <typename S> struct list_reader {
         p.lo = lctx_warp_min(p.lo), p.hi = -lctx_warp_min(-p.hi);
         p.all_lo = -lctx_warp_min(-p.all_lo), p.all_hi = lctx_warp_min(p.all_hi);
         return p;
-    }
-    __device__ static int warp_sum(int x) {
-        for (int step = LCTX_WARP / 2; step > 0; step /= 2) {
-            x += lctx_shuffle_xor(x, step);
-        }
-        return x;
     }
     __device__ static int first_block(const part & p) { return p.lo < p.hi ? p.lo / S::ROWS : 0; }
     __device__ static int end_block(const part & p) { return p.lo < p.hi ? (p.hi + S::ROWS - 1) / S::ROWS : 0; }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pylongctx import __version__
-from pylongctx._enums import EVICT_MIDDLE, LOAD_MODES, OVERFLOWS, SPLIT_MODES
+from pylongctx._enums import AUTO_LAYERS, EVICT_MIDDLE, LOAD_MODES, OVERFLOWS, SPLIT_MODES
 from pylongctx._log import LOG
 from pylongctx.catalog import find
 from pylongctx.cli.arguments import (
@@ -290,7 +290,7 @@ def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
     found |= override_arguments(args)
     if isinstance(policy := found.get("overflow"), bool):
         found["overflow"] = EVICT_MIDDLE if policy else OVERFLOWS[0]
-    if found.get("n_gpu_layers") not in (None, 0, "auto") and "rpc_servers" not in found:
+    if found.get("n_gpu_layers") not in (None, 0, AUTO_LAYERS) and "rpc_servers" not in found:
         _warn_without_gpu()
     if args.kv_offload == ON:
         found.setdefault("offload_kqv", True)
@@ -355,7 +355,7 @@ def open_model(
 
 
 def _constructor(args: argparse.Namespace) -> dict[str, Any]:
-    found = {"n_gpu_layers": "auto"} | llama_arguments(args) | _loading(args)
+    found = {"n_gpu_layers": AUTO_LAYERS} | llama_arguments(args) | _loading(args)
     if args.rope_scale is not None:
         if args.rope_freq_scale is not None:
             raise ValueError("--rope-scale and --rope-freq-scale set the same value: give one of them")

@@ -1,6 +1,6 @@
 """Parsing the values of options that only some commands have."""
 
-from pylongctx._enums import ROPE_SCALINGS, SPLIT_MODES
+from pylongctx._enums import AUTO_LAYERS, ROPE_SCALINGS, SPLIT_MODES
 from pylongctx.cli.arguments import integer, number, on_off_auto, one_of
 
 ON = -1  # an option that takes a number was given without one
@@ -23,7 +23,7 @@ def mib(text: str) -> int:
 
 def layers(text: str) -> int | str:
     """Return a number of layers, -1 for all, or "auto"."""
-    if text == "auto":
+    if text == AUTO_LAYERS:
         return text
     return -1 if text == "all" else integer(text)
 

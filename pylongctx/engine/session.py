@@ -173,7 +173,7 @@ class Session:
     def _evaluated(self, start: int, end: int) -> None:
         """Record the tiles of tokens that were evaluated together."""
         first, last = -(-start // self.tile), end // self.tile
-        self._tiles[start // self.tile :] = False
+        self._tiles[start // self.tile : -(-end // self.tile)] = False
         self._tiles[first:last] = True
 
     def _cut(self, n: int) -> tuple[int, str]:

@@ -159,7 +159,7 @@ def _compressed(path: str, full: Estimate, writing: Speed, n: int, options: dict
 
 
 def window_of(n_train: int) -> int:
-    """Return the automatic window of ``longheads``.
+    """Return the automatic window of ``longheads``, of heads that select separately.
 
     Examples
     --------

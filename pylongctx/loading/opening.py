@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx import _arguments as arguments
+from pylongctx._enums import AUTO_LAYERS
 from pylongctx._guess import guess
 from pylongctx._lib import InvalidInput, error, lib
 from pylongctx._log import LOG
@@ -187,7 +188,7 @@ class OpenedModel:
         where = self._where()
         if self.given["preflight"]:
             try_model(self.path, where, settings, spec)
-        if self.given["n_gpu_layers"] == arguments.AUTO_LAYERS:
+        if self.given["n_gpu_layers"] == AUTO_LAYERS:
             where, placed = place(self.path, where, settings, spec)
             if placed:
                 LOG.info(placed)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pylongctx._arguments import has_gpu
 from pylongctx._lib import InvalidInput
 from pylongctx._units import bytes_text
 from pylongctx.model_files.overrides import EXPERTS, first_layers
@@ -29,40 +30,46 @@ def place(
         When the library refuses the model or the settings.
     """
 
-    def sizes(where: Mapping[str, Any]) -> list[Sizes]:
-        with Plan(path, {**model_settings, **where}, settings, method) as plan:
-            return plan.sizes(**({} if settings["n_ctx"] else {"n_ctx": min(plan.n_ctx(), LEAST_N_CTX)}))[1:]
-
-    def without_experts(n: int) -> dict[str, Any]:
-        elsewhere = {first_layers(n, EXPERTS): "CPU"} if n else {}
-        return {"override_tensor": {**model_settings["override_tensor"], **elsewhere}}
-
-    def works(where: Mapping[str, Any]) -> bool:
-        return all(_has_room(size) for size in sizes(where))
-
-    with quiet():
+    nothing = {"n_gpu_layers": 0}
+    if not has_gpu() and not model_settings.get("rpc_servers"):
+        return model_settings | nothing, ""
+    with quiet(), Plan(path, model_settings, settings, method) as plan:
         try:
-            devices = sizes({})
+            devices = _on_devices(plan)
         except InvalidInput as reason:
-            nothing = {"n_gpu_layers": 0}
-            sizes(nothing)  # raises if the CPU cannot compute it either
+            with plan.moved(**nothing) as other:
+                other.sizes()  # raises if the CPU cannot compute it either
             return model_settings | nothing, f"no layers are on devices: {reason}"
-        if not devices:
-            return model_settings | {"n_gpu_layers": 0}, ""
-        with Plan(path, model_settings, settings, method) as plan:
-            n_layer = plan.info.n_layer
-        where: dict[str, Any] = {}
-        held, others = f"all {n_layer + 1} layers", ""
-        if not works(where):
-            if works(without_experts(n_layer)):
-                n = n_layer - most(n_layer, lambda n: works(without_experts(n_layer - n)))
-                where, others = without_experts(n), f"; the experts of {n} of them are on the CPU"
-            else:
-                n = most(n_layer, lambda n: works({"n_gpu_layers": n}))
-                where, held, others = {"n_gpu_layers": n}, f"{n} of {n_layer + 1} layers", "; the others are on the CPU"
+        where, held, others = _chosen(plan, devices)
     free = (f"{size.device}" + (f" ({bytes_text(size.free)} free)" if size.free else "") for size in devices)
     return model_settings | where, f"{held} are on {', '.join(free)}{others}"
 
 
-def _has_room(size: Sizes) -> bool:
-    return size.free is None or size.total <= size.free - min(MARGIN, size.free // SMALL)
+def _chosen(plan: Plan, devices: list[Sizes]) -> tuple[dict[str, Any], str, str]:
+    """Return where the model goes, the layers that devices hold, and what they do not hold; ``devices``: with all."""
+    n_layer, given = plan.info.n_layer, plan.model_settings["override_tensor"]
+
+    def without_experts(n: int) -> dict[str, Any]:
+        return {"override_tensor": {**given, first_layers(n, EXPERTS): "CPU"}}
+
+    def works(where: Mapping[str, Any]) -> bool:
+        with plan.moved(**where) as other:
+            return _have_room(_on_devices(other))
+
+    if _have_room(devices):
+        return {}, f"all {n_layer + 1} layers", ""
+    if works(without_experts(n_layer)):
+        n = n_layer - most(n_layer - 1, lambda n: works(without_experts(n_layer - n)))
+        return without_experts(n), f"all {n_layer + 1} layers", f"; the experts of {n} of them are on the CPU"
+    n = most(n_layer, lambda n: works({"n_gpu_layers": n}))
+    return {"n_gpu_layers": n}, f"{n} of {n_layer + 1} layers", "; the others are on the CPU"
+
+
+def _on_devices(plan: Plan) -> list[Sizes]:
+    """Return the sizes on the devices; a context that may have any length has the least one."""
+    changes = {} if plan.settings["n_ctx"] else {"n_ctx": min(plan.n_ctx(), LEAST_N_CTX)}
+    return plan.sizes(**changes)[1:]
+
+
+def _have_room(devices: list[Sizes]) -> bool:
+    return all(size.free is None or size.total <= size.free - min(MARGIN, size.free // SMALL) for size in devices)

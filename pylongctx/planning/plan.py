@@ -70,6 +70,10 @@ class Plan:
         self._model = Model(path, model_settings | {"dry": 1})
         self.info = self._model.info
 
+    def moved(self, **where: Any) -> "Plan":
+        """Return the plan of the same context of a model that other settings place elsewhere."""
+        return type(self)(self.path, self.model_settings | where, self.settings, self.method)
+
     def close(self) -> None:
         """Free the model."""
         self._model.close()

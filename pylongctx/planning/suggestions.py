@@ -94,8 +94,7 @@ def _elsewhere(plan: Plan) -> Iterator[Suggestion]:
 
 def _most_layers(plan: Plan) -> int:
     def works(n_layer: int) -> bool:
-        settings = plan.model_settings | {"n_gpu_layers": n_layer}
-        with Plan(plan.path, settings, plan.settings, plan.method) as other:
+        with plan.moved(n_gpu_layers=n_layer) as other:
             return other.fits()
 
     return most(min(plan.model_settings["n_gpu_layers"], plan.info.n_layer), works)
