@@ -1,4 +1,4 @@
-"""Types of request options; their defaults are in the signatures of ``Completer``."""
+"""Types of request options; defaults are those of ``SamplingParams`` and in the signatures of ``Completer``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypedDict

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from pylongctx.chat.completer import Completer
+from pylongctx.completer import Completer
 from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import Drafting
 from pylongctx.engine.job import Cancelled, Drawn, Job, Row

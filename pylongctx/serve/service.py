@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from pylongctx import __version__
 from pylongctx._lib import build_info
+from pylongctx.completer import completion_defaults
 from pylongctx.completions.embeddings import RANK, Embedder
-from pylongctx.completions.text_completer import completion_defaults
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
