@@ -21,7 +21,6 @@ from pylongctx.methods import (
 if TYPE_CHECKING:
     from pylongctx.chat import register_chat_completion_handler, unregister_chat_completion_handler
     from pylongctx.completions.grammar import LlamaGrammar
-    from pylongctx.completions.tokenizer import LlamaTokenizer
     from pylongctx.drafts.model import ModelDraft
     from pylongctx.drafts.mtp import MtpDraft
     from pylongctx.drafts.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
         StoppingCriteriaList,
     )
     from pylongctx.engine.saved_state import LlamaState
-    from pylongctx.llama import Llama
-    from pylongctx.parallel.aio import AsyncLlama
+    from pylongctx.llama import Llama, LlamaTokenizer
+    from pylongctx.parallel import AsyncLlama
 
 __version__ = "0.1.0"
 __all__ = [
@@ -83,13 +82,12 @@ __all__ = [
 ]
 
 _LAZY = {
-    "parallel.aio": ("AsyncLlama",),
+    "parallel": ("AsyncLlama",),
     "engine.documents": ("Document",),
     "engine.cache": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
     "chat": ("register_chat_completion_handler", "unregister_chat_completion_handler"),
     "completions.grammar": ("LlamaGrammar",),
-    "llama": ("Llama",),
-    "completions.tokenizer": ("LlamaTokenizer",),
+    "llama": ("Llama", "LlamaTokenizer"),
     "engine.sampling.sampler": (
         "LogitsProcessor",
         "LogitsProcessorList",

@@ -8,21 +8,28 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from pylongctx._arguments import check_count
-from pylongctx.chat import response
-from pylongctx.chat.handlers import Handler, registered_handler
-from pylongctx.chat.overflow import FittedConversation
-from pylongctx.chat.parser import AnswerParser
-from pylongctx.chat.render import render
-from pylongctx.chat.request import text_size
+from pylongctx.chat.answer import AnswerParser, ChatAnswer, ChatChunk, ChatCompletion
+from pylongctx.chat.answer import collect as collect_chat
+from pylongctx.chat.conversation import FittedConversation, render, text_size, tokens_of
+from pylongctx.chat.formats import Handler, registered_handler
 from pylongctx.chat.template import ChatTemplate, Rendered, Templates
-from pylongctx.chat.tokens import tokens_of
-from pylongctx.chat.types import ChatChunk, ChatCompletion
 from pylongctx.completions import results
 from pylongctx.completions.grammar import constraint
-from pylongctx.completions.logprobs import Scorer
-from pylongctx.completions.options import AnswerOptions, FunctionChoice, Grammar, Messages, ToolChoice, flattened
-from pylongctx.completions.request import Prompt, are_prompts, job_of, prompt_tokens, sampling_params, stop_words
-from pylongctx.completions.results import Completion, Generation, StopFilter
+from pylongctx.completions.request import (
+    AnswerOptions,
+    FunctionChoice,
+    Grammar,
+    Messages,
+    Prompt,
+    ToolChoice,
+    are_prompts,
+    flattened,
+    job_of,
+    prompt_tokens,
+    sampling_params,
+    stop_words,
+)
+from pylongctx.completions.results import Completion, Generation, Scorer, StopFilter
 from pylongctx.engine.overflow import halves
 from pylongctx.engine.sampling.sampler import Sampler, SeedSequence
 from pylongctx.engine.source import TokenSource
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionChunk as OpenAIChunk
     from typing_extensions import Unpack
 
-    from pylongctx.completions.options import ChatOptions, CompletionOptions
+    from pylongctx.completions.request import ChatOptions, CompletionOptions
     from pylongctx.engine.model import Model
     from pylongctx.engine.sampling.sampler import Processors, StoppingCriteria
 
@@ -402,7 +409,7 @@ stopping_criteria, **more
         if stream:
             return self._steps(chunks)
         with self._source.turn():
-            return response.collect(chunks, bool(logprobs))
+            return collect_chat(chunks, bool(logprobs))
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> OpenAICompletion | Iterator[OpenAIChunk]:
         """Answer a conversation with objects of the package ``openai``, which must be installed.
@@ -460,7 +467,7 @@ stopping_criteria, **more
 
         return FittedConversation(self._model, self._source, given["messages"], render, bool(given["parse_special"]))
 
-    def _answer(self, given: Mapping[str, Any]) -> response.ChatAnswer:
+    def _answer(self, given: Mapping[str, Any]) -> ChatAnswer:
         model, source, conversation = self._model, self._source, self._conversation(given)
         prompt, fields = conversation.fit(given["max_tokens"]) if source.evicts else (conversation.prompt(), {})
         rendered, tokens = prompt.rendered, prompt.tokens
@@ -472,7 +479,7 @@ stopping_criteria, **more
         scorer = Scorer(model, n_top, piece) if given["logprobs"] else None
         job = job_of(source, tokens, sampler, given, scorer is not None, text=rendered.prompt, **fields)
         stops = StopFilter([*stop_words(given["stop"]), *rendered.stops])
-        return response.ChatAnswer(
+        return ChatAnswer(
             Generation(source, job, stops, piece, scorer),
             AnswerParser(rendered.syntax),
             self._name if given["model"] is None else given["model"],

@@ -18,22 +18,20 @@ from pylongctx import _log
 from pylongctx.attention.recording import record
 from pylongctx.attention.trace import Trace
 from pylongctx.catalog.huggingface import from_pretrained
-from pylongctx.chat.handlers import Handler
+from pylongctx.chat.formats import Handler
 from pylongctx.chat.template import Templates
 from pylongctx.completer import Completer
-from pylongctx.completions.batch import Answered, complete_together
 from pylongctx.completions.embeddings import CreateEmbeddingResponse, Embedder, Texts, Vectors
 from pylongctx.completions.grammar import constraint
-from pylongctx.completions.options import Grammar, SamplerOptions, flattened
-from pylongctx.completions.request import Prompt, prompt_tokens, sampling_params
-from pylongctx.completions.results import Completion
-from pylongctx.completions.tokenizer import LlamaTokenizer
+from pylongctx.completions.request import Grammar, Prompt, SamplerOptions, flattened, prompt_tokens, sampling_params
+from pylongctx.completions.results import Answered, Completion, complete_together
 from pylongctx.drafts.mtp import MtpDraft
 from pylongctx.engine.cache import BaseLlamaCache
 from pylongctx.engine.compress import CompressionReport
 from pylongctx.engine.counters import Counters
 from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import DraftModel, check_draft, check_model
+from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.sampling.sampler import Processors, Sampler, StoppingCriteria, process
 from pylongctx.engine.saved_state import LlamaState
@@ -51,6 +49,36 @@ if TYPE_CHECKING:
 
 DEFAULT_SEED = 0xFFFFFFFF
 NO_CONTEXT = "this Llama was loaded with vocab_only=True: it has no context"
+
+
+class LlamaTokenizer:
+    """The tokenizer of a loaded model.
+
+    Examples
+    --------
+    >>> tokenizer = llm.tokenizer()
+    >>> tokenizer.decode(tokenizer.encode("Who is the thief?", add_bos=False)).strip()
+    'Who is the thief?'
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the token ids of UTF-8 bytes."""
+        return self._model.tokenize(text, add_bos, special)
+
+    def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
+        """Return the bytes of tokens."""
+        return self._model.detokenize(tokens, special)
+
+    def encode(self, text: str, add_bos: bool = True, special: bool = True) -> list[int]:
+        """Return the token ids of a string."""
+        return self.tokenize(text.encode("utf-8", "ignore"), add_bos, special)
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens."""
+        return self.detokenize(tokens).decode("utf-8", "ignore")
 
 
 class Llama(Completer):

@@ -40,8 +40,8 @@ DOCUMENTED = [
     "pylongctx.methods.string",
     "pylongctx.methods.tova",
     "pylongctx.methods.window",
-    "pylongctx.completions.tokenizer",
-    "pylongctx.chat.handlers",
+    "pylongctx.llama",
+    "pylongctx.chat.formats",
     "pylongctx.drafts.model",
     "pylongctx.drafts.ngrams",
     "pylongctx.completer",
@@ -49,13 +49,13 @@ DOCUMENTED = [
     "pylongctx.llama",
     "pylongctx.engine.documents",
     "pylongctx.engine.prefix",
-    "pylongctx.chat.overflow",
+    "pylongctx.chat.conversation",
     "pylongctx.engine.sampling.samplers",
     *(f"pylongctx.eval.{name}" for name in ("facts", "fitting", "haystack", "kld", "needle", "passkey")),
     *(f"pylongctx.eval.{name}" for name in ("babilong", "bamboo", "files", "intervals", "keyvalue", "leval")),
     *(f"pylongctx.eval.{name}" for name in ("limited", "locomo", "longeval", "reuse")),
     *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "rope", "runner", "scorers")),
-    *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.completions.logprobs", "pylongctx.lm_eval"),
+    *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.completions.results", "pylongctx.lm_eval"),
 ]
 NEEDED = {"pylongctx.lm_eval": ("peers", "lm_eval")}  # to import a module: group of needs.py, packages
 PACKAGES = {  # to run an example

@@ -14,7 +14,7 @@ from pylongctx._lib import lib
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import llama_arguments
 from pylongctx.errors import ContextFull, InvalidInput
-from pylongctx.parallel.host import Host
+from pylongctx.parallel import Host
 from pylongctx.planning import plan as _plan
 from pylongctx.planning import preflight
 from pylongctx.planning.plan import Plan

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pylongctx.completions.options import SamplerOptions
+from pylongctx.completions.request import SamplerOptions
 from pylongctx.engine.model import Model
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.sampling.sampler import Sampler

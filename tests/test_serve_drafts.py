@@ -63,7 +63,7 @@ def test_a_grammar_a_stop_and_logprobs(server, embedded_f32):
 
 
 def test_a_rule_that_evicts_is_refused(embedded_model):
-    from pylongctx.parallel.host import Host
+    from pylongctx.parallel import Host
 
     with pytest.raises(NotImplementedError, match="draft_model: corm evicts"):
         Host(str(embedded_model), 1, method="corm", draft_model=NgramDraft(), verbose=False)

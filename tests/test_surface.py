@@ -11,7 +11,7 @@ from needs import lacks
 
 import pylongctx
 from pylongctx import Llama
-from pylongctx.completions.options import AnswerOptions, ChatOptions, CompletionOptions, SamplingOptions
+from pylongctx.completions.request import AnswerOptions, ChatOptions, CompletionOptions, SamplingOptions
 from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS, SamplingParams
 
 # (method, parameter): why its default is another one

@@ -18,7 +18,7 @@ from pylongctx.completions.embeddings import RANK, Embedder
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
-from pylongctx.parallel.host import Host
+from pylongctx.parallel import Host
 from pylongctx.serve.errors import ApiError, unavailable
 from pylongctx.serve.metrics import Answers
 

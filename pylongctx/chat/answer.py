@@ -1,15 +1,199 @@
-"""Converting the text of an answer to OpenAI's chat chunks, and these to a whole answer."""
+"""Answers to conversations: OpenAI's dicts, the parser of the text, and the stream of chunks."""
 
+import json
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from pylongctx.chat.parser import AnswerParser
-from pylongctx.chat.types import AnswerMessage, ChatChunk, ChatCompletion, ChatLogprobs, Delta, FinishReason, TopLogprob
-from pylongctx.completions.logprobs import TokenEntry
-from pylongctx.completions.results import Generation
+from pylongctx._lib import error, ffi, lib, take_text, text
+from pylongctx.completions.results import CompletionUsage, Generation, TokenEntry
+from pylongctx.errors import LctxError
+
+Message = dict[str, Any]  # a message of a request: role, content, tool_calls, ...
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+
+
+class TopLogprob(TypedDict):
+    """One of the most likely tokens."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """The tokens of an answer, including markers of tool calls."""
+
+    content: list[TokenLogprob] | None
+    refusal: list[TokenLogprob] | None
+
+
+class FunctionCall(TypedDict):
+    """A function and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A tool call."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class _Answer(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+
+
+class AnswerMessage(_Answer, total=False):
+    """The message of an answer."""
+
+    reasoning_content: str
+    tool_calls: list[ToolCall]
+    function_call: FunctionCall
+
+
+class ChatChoice(TypedDict):
+    """One choice of an answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletion(TypedDict):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+
+
+class _FunctionCallDelta(TypedDict):
+    arguments: str
+
+
+class FunctionCallDelta(_FunctionCallDelta, total=False):
+    """A part of a function call: only the first one has the name."""
+
+    name: str
+
+
+class _ToolCallDelta(TypedDict):
+    index: int
+    function: FunctionCallDelta
+
+
+class ToolCallDelta(_ToolCallDelta, total=False):
+    """A part of a tool call; only the first one has the id and the type."""
+
+    id: str
+    type: Literal["function"]
+
+
+class Delta(TypedDict, total=False):
+    """The additions of a chunk to the message."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
+    function_call: FunctionCallDelta
+
+
+class ChunkChoice(TypedDict):
+    """A part of a choice."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class _Chunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+
+
+class ChatChunk(_Chunk, total=False):
+    """A chunk of a stream; only the last one has ``usage``."""
+
+    usage: CompletionUsage
+
+
+class AnswerParser:
+    """Owner of one ``lctx_parser``.
+
+    Parameters
+    ----------
+    syntax : str
+        The template's description of its answers, see ``Rendered.syntax``.
+
+    Attributes
+    ----------
+    failure : str
+        Why the complete answer does not follow the template; empty if it does.
+    """
+
+    def __init__(self, syntax: str) -> None:
+        handle = lib.lctx_parser_create(syntax.encode())
+        self._handle = ffi.gc(handle, lib.lctx_parser_free)
+        self.failure = ""
+        if failure := text(lib.lctx_parser_error(handle)):
+            raise error(lib.LCTX_INVALID, failure)
+
+    def feed(self, piece: str) -> list[dict[str, Any]]:
+        """Parse the next piece of the answer and return its ``content``, ``reasoning_content`` and ``tool_call`` parts.
+
+        If a piece continues the current text, only the piece is parsed. Text that may still become a marker of the
+        template is held back.
+        """
+        data = piece.encode("utf-8", "replace")
+        try:
+            return _deltas(lib.lctx_parser_feed(self._handle, data, len(data)))
+        except LctxError:
+            return []  # more characters may complete it
+
+    def end(self, complete: bool) -> list[dict[str, Any]]:
+        """Return the text held back of an answer that is complete or was cut off.
+
+        If the answer does not follow the template, the parsed part is kept and ``failure`` has the reason.
+        """
+        try:
+            return _deltas(lib.lctx_parser_end(self._handle, complete))
+        except LctxError as reason:
+            if not complete:
+                return []
+            self.failure = str(reason)
+            return self.end(complete=False)
+
+    @property
+    def n_parsed(self) -> int:
+        """Return how many bytes were parsed so far, counting repeated parsing."""
+        return int(lib.lctx_parser_parsed(self._handle))
+
+
+def _deltas(found: Any) -> list[dict[str, Any]]:
+    deltas: list[dict[str, Any]] = json.loads(take_text(found))
+    return deltas
 
 
 @dataclass
@@ -68,9 +252,9 @@ class ChatAnswer:
         yield last
 
     def _deltas(self) -> Iterator[Delta]:
-        for text, entries in self.generation.parts():
+        for said, entries in self.generation.parts():
             self.entries += entries
-            for found in self.parser.feed(text) if text else ():
+            for found in self.parser.feed(said) if said else ():
                 if self._is_another_call(found):
                     return
                 yield self._delta(found)
