@@ -21,11 +21,9 @@ from pylongctx.methods import (
 if TYPE_CHECKING:
     from pylongctx.chat import register_chat_completion_handler, unregister_chat_completion_handler
     from pylongctx.completions.grammar import LlamaGrammar
-    from pylongctx.drafts.model import ModelDraft
-    from pylongctx.drafts.mtp import MtpDraft
+    from pylongctx.drafts.model import ModelDraft, MtpDraft
     from pylongctx.drafts.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
     from pylongctx.drafts.speculative import DraftChain, LlamaDraftModel, LlamaPromptLookupDecoding, SelfDraft
-    from pylongctx.engine.cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
     from pylongctx.engine.documents import Document
     from pylongctx.engine.sampling.sampler import (
         LogitsProcessor,
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
         StoppingCriteria,
         StoppingCriteriaList,
     )
-    from pylongctx.engine.saved_state import LlamaState
+    from pylongctx.engine.saved_state import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache, LlamaState
     from pylongctx.llama import Llama, LlamaTokenizer
     from pylongctx.parallel import AsyncLlama
 
@@ -84,7 +82,7 @@ __all__ = [
 _LAZY = {
     "parallel": ("AsyncLlama",),
     "engine.documents": ("Document",),
-    "engine.cache": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
+    "engine.saved_state": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache", "LlamaState"),
     "chat": ("register_chat_completion_handler", "unregister_chat_completion_handler"),
     "completions.grammar": ("LlamaGrammar",),
     "llama": ("Llama", "LlamaTokenizer"),
@@ -95,11 +93,9 @@ _LAZY = {
         "StoppingCriteria",
         "StoppingCriteriaList",
     ),
-    "drafts.model": ("ModelDraft",),
-    "drafts.mtp": ("MtpDraft",),
+    "drafts.model": ("ModelDraft", "MtpDraft"),
     "drafts.ngrams": ("NgramCacheDraft", "NgramDraft", "NgramModDraft"),
     "drafts.speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "SelfDraft"),
-    "engine.saved_state": ("LlamaState",),
 }
 
 

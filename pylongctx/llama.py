@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from pylongctx import _arguments as arguments
 from pylongctx import _log
-from pylongctx.attention.recording import record
-from pylongctx.attention.trace import Trace
+from pylongctx.attention.trace import Trace, record
 from pylongctx.catalog.huggingface import from_pretrained
 from pylongctx.chat.formats import Handler
 from pylongctx.chat.template import Templates
@@ -25,22 +24,21 @@ from pylongctx.completions.embeddings import CreateEmbeddingResponse, Embedder, 
 from pylongctx.completions.grammar import constraint
 from pylongctx.completions.request import Grammar, Prompt, SamplerOptions, flattened, prompt_tokens, sampling_params
 from pylongctx.completions.results import Answered, Completion, complete_together
-from pylongctx.drafts.mtp import MtpDraft
-from pylongctx.engine.cache import BaseLlamaCache
+from pylongctx.drafts.model import MtpDraft
 from pylongctx.engine.compress import CompressionReport
-from pylongctx.engine.counters import Counters
+from pylongctx.engine.context import KVUsage, OffloadUsage
 from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import DraftModel, check_draft, check_model
+from pylongctx.engine.job import Counters
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.sampling.sampler import Processors, Sampler, StoppingCriteria, process
-from pylongctx.engine.saved_state import LlamaState
+from pylongctx.engine.saved_state import BaseLlamaCache, LlamaState
 from pylongctx.engine.session import Session
 from pylongctx.engine.solo import Solo
 from pylongctx.engine.source import NoTokens, TokenSource
 from pylongctx.engine.states import States
-from pylongctx.engine.usage import KVUsage, OffloadUsage
-from pylongctx.loading.opening import AUTO, OpenedModel
+from pylongctx.loading import AUTO, OpenedModel
 from pylongctx.methods import Method
 from pylongctx.store import StoreUsage
 

@@ -24,7 +24,7 @@ from pylongctx.engine.session import Session
 from pylongctx.engine.thread import EngineThread
 from pylongctx.engine.tracer import chunked
 from pylongctx.llama import Llama
-from pylongctx.loading.opening import OpenedModel
+from pylongctx.loading import OpenedModel
 from pylongctx.methods import Method
 from pylongctx.store import KVStore
 from pylongctx.store.library import StoredTexts

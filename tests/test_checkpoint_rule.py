@@ -6,7 +6,7 @@ import pytest
 from llamas import new
 
 from pylongctx._lib import lib
-from pylongctx.engine.checkpoints import SPACING, TAIL, Checkpoints
+from pylongctx.engine.session import SPACING, TAIL, Checkpoints
 
 
 def walk(

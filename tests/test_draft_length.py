@@ -5,7 +5,7 @@ import pytest
 
 from pylongctx import LlamaDraftModel
 from pylongctx.engine import drafting as module
-from pylongctx.engine.draft_length import (
+from pylongctx.engine.drafting import (
     FIRST_PAUSE,
     KEPT,
     MAX_PAUSE,

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pylongctx.engine.fetch import Fetch, Now
+from pylongctx.engine.reuse import Fetch, Now
 
 PATIENCE = 10.0
 

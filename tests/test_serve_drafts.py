@@ -11,7 +11,7 @@ from serving import poster, running
 need("server", "fastapi", "httpx")
 
 from pylongctx import DraftChain, ModelDraft, MtpDraft, NgramDraft  # noqa: E402
-from pylongctx.engine.draft_length import DraftLength  # noqa: E402
+from pylongctx.engine.drafting import DraftLength  # noqa: E402
 
 PROMPTS = [TEXT.decode() * n for n in (2, 3)]
 ASKED = {"n_predict": 40, "temperature": 0.0, "ignore_eos": True}

@@ -8,20 +8,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.engine.batch import Part, evaluate
-from pylongctx.engine.counters import Counters
 from pylongctx.engine.documents import Documents
-from pylongctx.engine.draft_length import StepTimes
-from pylongctx.engine.idle import IdleSlots
-from pylongctx.engine.job import Cancelled, Job, Row
-from pylongctx.engine.library import Library
-from pylongctx.engine.loader import Loader
-from pylongctx.engine.pace import Pace
-from pylongctx.engine.readers import Readers, is_missing
-from pylongctx.engine.reuse import Source
-from pylongctx.engine.session import Session
-from pylongctx.engine.share import Share, divide, keep_guess
-from pylongctx.engine.slots import Slot, choose, forerunner
+from pylongctx.engine.drafting import StepTimes
+from pylongctx.engine.job import Cancelled, Counters, Job, Row
+from pylongctx.engine.loader import Loader, Readers, is_missing
+from pylongctx.engine.reuse import Library, Source
+from pylongctx.engine.session import Part, Session, evaluate
+from pylongctx.engine.share import Pace, Share, divide, keep_guess
+from pylongctx.engine.slots import IdleSlots, Slot, choose, forerunner
 from pylongctx.engine.tracer import Tracer
 from pylongctx.errors import Aborted, ContextFull, DeviceLost, LctxError
 

@@ -11,9 +11,9 @@ from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import Drafting, DraftModel
 from pylongctx.engine.engine import Engine
 from pylongctx.engine.job import Drawn, Job, Row
-from pylongctx.engine.library import Library
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
+from pylongctx.engine.reuse import Library
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.session import Session

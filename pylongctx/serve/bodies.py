@@ -20,8 +20,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 from pylongctx.completions.grammar import LlamaGrammar
-from pylongctx.engine.sampling.params import KEYWORDS, MAX_BREAKERS, NUMBERS
-from pylongctx.engine.sampling.samplers import sampler_name
+from pylongctx.engine.sampling.params import KEYWORDS, MAX_BREAKERS, NUMBERS, sampler_name
 from pylongctx.parallel import Host, MixedPrompt
 from pylongctx.serve import foreign
 from pylongctx.serve.errors import ApiError, invalid

@@ -15,9 +15,8 @@ from pylongctx._enums import OVERFLOWS
 from pylongctx._lib import error, lib
 from pylongctx.engine.compress import compression_prefills
 from pylongctx.engine.identity import difference
-from pylongctx.engine.idle import Snapshot
 from pylongctx.engine.saved_state import LlamaState
-from pylongctx.engine.slots import Slot
+from pylongctx.engine.slots import Slot, Snapshot
 from pylongctx.serve import metrics, native
 from pylongctx.serve.bodies import SlotBody, owner_of, read
 from pylongctx.serve.errors import ApiError, invalid

@@ -8,8 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from pylongctx.completions.results import Generation, TokenEntry
-from pylongctx.engine.sampling.params import SamplingParams
-from pylongctx.engine.sampling.samplers import SAMPLERS
+from pylongctx.engine.sampling.params import SAMPLERS, SamplingParams
 from pylongctx.parallel import NEEDED, EngineSource, Host, MixedPrompt
 from pylongctx.serve.bodies import NEVER, Chunk, InfillBody, NativeBody, as_prompts, read
 from pylongctx.serve.errors import ApiError, invalid

@@ -1,39 +1,244 @@
-"""Opening a model and its context from the arguments of ``Llama``."""
+"""Opening a model: its context, adapters and store, from the arguments of ``Llama``."""
 
+import contextlib
+import hashlib
+import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pylongctx import _arguments as arguments
+from pylongctx._cache_folder import cache_folder
 from pylongctx._enums import AUTO_LAYERS
 from pylongctx._guess import guess
-from pylongctx._lib import InvalidInput, error, lib
+from pylongctx._lib import error, ffi, lib, library_path, text
 from pylongctx._log import LOG
 from pylongctx.catalog import CATALOG, resolve
-from pylongctx.drafts.mtp import NAME as MTP
-from pylongctx.drafts.mtp import MtpDraft
+from pylongctx.drafts.model import NAME as MTP
+from pylongctx.drafts.model import MtpDraft
 from pylongctx.drafts.speculative import DraftChain, SelfDraft
 from pylongctx.engine.context import Context
 from pylongctx.engine.drafting import DraftModel, check_draft, check_model
 from pylongctx.engine.identity import WEIGHTS, row_identity
-from pylongctx.engine.key_bias import few_bits_for_a_bias
-from pylongctx.engine.model import Model
+from pylongctx.engine.model import Model, with_fields
 from pylongctx.engine.overflow import evicting
 from pylongctx.engine.session import Session
-from pylongctx.errors import LctxError, ModelRefused
-from pylongctx.loading.lora import Adapters
-from pylongctx.loading.trial import try_model
-from pylongctx.methods import DualChunk, Full, LongHeads, Method, parse
-from pylongctx.model_files.digests import ModelFiles
-from pylongctx.planning.placement import place
-from pylongctx.planning.preflight import fit, serves
+from pylongctx.errors import InvalidInput, LctxError, ModelRefused
+from pylongctx.guarded.process import guarded
+from pylongctx.methods import DualChunk, Full, LongHeads, Method, Window, parse
+from pylongctx.model_files.digests import ModelFiles, check_unchanged, digest_of, stats
+from pylongctx.model_files.gguf import check_adapter, check_gguf, file_id
+from pylongctx.model_files.overrides import as_json
+from pylongctx.planning import fit, place, serves
 from pylongctx.store.library import StoredTexts
 from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
+# their keys have a bias that is many times as large as the rest (Qwen2.5-Coder-1.5B: up to 912)
+LARGE_BIAS = ("qwen2", "qwen2moe", "qwen2vl")
+FEW_BITS = ("q4_0", "q4_1")
+TRIAL_N_CTX = 512  # tokens: the graph does not depend on the length of the context
+SECONDS = 60
+SLOW_TRIAL = 0.1  # seconds: the result of a slower trial is saved, see ``_note``
+ELSEWHERE = (
+    *("tensor_split", "n_tensor_split", "rpc_servers", "n_gpu_layers", "split_mode", "main_gpu"),
+    *("kv_overrides", "override_tensor"),
+)
+_good: set[str] = set()
 AUTO = "auto"  # full attention on pylongctx's KV cache, or on llama.cpp's own if the model is not supported
 NO_EVICTION = "overflow='evict_middle' needs full attention in all layers, so use overflow='error'"
 OWN = ""  # the spec of llama.cpp's own KV cache
+
+
+class Adapter:
+    """Owner of one ``lctx_adapter``; must be closed before its model.
+
+    Parameters
+    ----------
+    model : Model
+        The model that it adapts.
+    path : str
+        GGUF file of an adapter, as llama.cpp's convert_lora_to_gguf.py writes it.
+
+    Raises
+    ------
+    ValueError
+        When the file is missing, damaged or for another model.
+    """
+
+    def __init__(self, model: Model, path: str) -> None:
+        if not os.path.exists(path):
+            raise ValueError(f"LoRA path does not exist: {path}")
+        check_adapter(path)
+        found = stats([path])
+        self.handle = lib.lctx_adapter_load(model.handle, os.fsencode(path))
+        if failure := text(lib.lctx_adapter_error(self.handle)):
+            self.close()
+            raise error(lib.LCTX_INVALID, f"{path} cannot be used as a LoRA adapter: {failure}")
+        self.scale = 1.0
+        self._place, self._found = os.path.realpath(path), found[0]
+        try:
+            self.digest = digest_of([path])
+            check_unchanged([path], found)
+        except InvalidInput:
+            self.close()
+            raise
+
+    def is_at(self, path: str) -> bool:
+        """Return True if a path leads to the adapter's file."""
+        with suppress(OSError):
+            return os.path.realpath(path) == self._place or os.path.samestat(os.stat(path), self._found)
+        return False
+
+    def close(self) -> None:
+        """Free the adapter."""
+        handle, self.handle = self.handle, ffi.NULL
+        lib.lctx_adapter_free(handle)
+
+
+class Adapters:
+    """The LoRA adapters in use. A change removes all tokens, which were evaluated with other weights.
+
+    Parameters
+    ----------
+    model : Model
+        The model that they adapt.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._used: dict[str, Adapter] = {}
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """The adapters in use: path and scale."""
+        return {path: adapter.scale for path, adapter in self._used.items()}
+
+    @property
+    def identity(self) -> list[str]:
+        """The adapters' part of the identity of saved states."""
+        return sorted(f"{adapter.digest} * {adapter.scale}" for adapter in self._used.values())
+
+    def add(self, session: Session, path: str, scale: float) -> None:
+        """Use an adapter, or change the scale of one in use; nothing changes when it is refused."""
+        with session.lock:
+            path = self._spelled(path)
+            new = path not in self._used
+            adapter = Adapter(self._model, path) if new else self._used[path]
+            before, adapter.scale = adapter.scale, float(scale)
+            try:
+                self._use(session, self._used | {path: adapter})
+            except BaseException:
+                adapter.scale = before
+                if new:
+                    adapter.close()
+                raise
+            self._used[path] = adapter
+
+    def remove(self, session: Session, path: str) -> None:
+        """Stop using an adapter; KeyError when it is not in use."""
+        with session.lock:
+            adapter = self._used.pop(self._spelled(path))
+            self._use(session, self._used)
+            adapter.close()
+
+    def close(self) -> None:
+        """Free all adapters; must be called before the model is freed."""
+        while self._used:
+            self._used.popitem()[1].close()
+
+    def _spelled(self, path: str) -> str:
+        """Return the path under which a file is in use; for an unused file the path itself."""
+        return next((used for used, adapter in self._used.items() if adapter.is_at(path)), path)
+
+    def _use(self, session: Session, adapters: dict[str, Adapter]) -> None:
+        session.context.set_adapters([(adapter.handle, adapter.scale) for adapter in adapters.values()])
+        session.clear()
+
+
+def few_bits_for_a_bias(architecture: str, type_k: str, method: Method | None) -> str:
+    """Return a warning if K has too few bits for the bias of its keys, or the empty string.
+
+    The mean of the bias is not stored where every query sees all keys from one position.
+
+    Examples
+    --------
+    >>> few_bits_for_a_bias("qwen2", "q4_0", Full())
+    ''
+    >>> few_bits_for_a_bias("qwen2", "q4_0", None)[:36]
+    'K in q4_0 is too coarse for the bias'
+    """
+    if architecture not in LARGE_BIAS or type_k not in FEW_BITS or (method is not None and _has_one_angle(method)):
+        return ""
+    name = method.parts[0].name if method is not None else "llama.cpp's own KV cache"
+    return (
+        f"K in {type_k} is too coarse for the bias of this model's keys with {name}, answers may be random: "
+        "use type_k='q8_0' (-ctk q8_0), or the method full"
+    )
+
+
+def _has_one_angle(method: Method) -> bool:
+    base = method.parts[0]
+    if isinstance(base, LongHeads):
+        return base.position == "full"
+    return base.role == "rule" or isinstance(base, Window) or (isinstance(base, Full) and (base.spans or 1) == 1)
+
+
+def try_model(
+    path: str, model_settings: dict[str, Any], settings: dict[str, Any] | None = None, method: str = ""
+) -> None:
+    """Open a model without weights and a context without memory in another process.
+
+    A regular error of the library is ignored here, since it is raised again when the model is opened; but not
+    one about memory, of which this process may have more.
+
+    Raises
+    ------
+    ModelRefused
+        When that process crashed, or exceeded a minute or ``guarded.process.MEMORY``.
+    """
+    if not os.path.isfile(path):
+        return  # the error is raised when it is opened
+    overrides = model_settings.get("kv_overrides")
+    check_gguf(path, overrides)
+    here = {name: value for name, value in model_settings.items() if name not in ELSEWHERE}
+    model = with_fields("lctx_model_params", lib.lctx_model_params_default, here | {"n_gpu_layers": 0, "dry": 1})
+    context = ""
+    if settings is not None:
+        n_ctx = min(settings["n_ctx"] or TRIAL_N_CTX, TRIAL_N_CTX)
+        few = {"n_ctx": n_ctx, "n_seq_max": min(settings.get("n_seq_max", 1), 2)}
+        context = _hex(with_fields("lctx_context_params", lib.lctx_context_params_default, settings | few))
+    call = (os.path.abspath(path), _hex(model), context, method, as_json(overrides))
+    name = hashlib.sha256(
+        repr((file_id(os.stat(path)), file_id(os.stat(library_path())), call)).encode("utf-8", "replace")
+    ).hexdigest()
+    if name in _good or _note(name).is_file():
+        return
+    start = time.monotonic()
+    try:
+        reason = guarded(f"{path} cannot be used: it", "try_model", *call, seconds=SECONDS)
+    except InvalidInput as stopped:
+        raise ModelRefused(str(stopped), stopped.status) from None
+    if "alloc" in reason:
+        raise ModelRefused(
+            f"{path} cannot be used: even without weights it takes too much memory ({reason})", lib.LCTX_INVALID
+        )
+    _good.add(name)
+    if time.monotonic() - start > SLOW_TRIAL:
+        with contextlib.suppress(OSError):  # without a cache folder, the next process tries again
+            _note(name).parent.mkdir(parents=True, exist_ok=True)
+            _note(name).touch()
+
+
+def _hex(struct: Any) -> str:
+    return bytes(ffi.buffer(struct)).hex()
+
+
+def _note(name: str) -> Path:
+    """Return the file that records a successful trial."""
+    return cache_folder() / "tried" / name
 
 
 class OpenedModel:
