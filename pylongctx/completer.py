@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from pylongctx._arguments import check_count
 from pylongctx.chat.answer import AnswerParser, ChatAnswer, ChatChunk, ChatCompletion
 from pylongctx.chat.answer import collect as collect_chat
-from pylongctx.chat.conversation import FittedConversation, render, text_size, tokens_of
+from pylongctx.chat.conversation import Conversation, tokens_of
 from pylongctx.chat.formats import Handler, registered_handler
-from pylongctx.chat.template import ChatTemplate, Rendered, Templates
+from pylongctx.chat.template import ChatTemplate, Templates
 from pylongctx.completions import results
 from pylongctx.completions.grammar import constraint
 from pylongctx.completions.request import (
@@ -231,7 +231,7 @@ class Completer:
         chunks = results.stream(self.generation(**given), self._name if model is None else model)
         if stream:
             return self._steps(chunks)
-        with self._source.turn():
+        with self._source.lock():
             return results.collect(chunks, logprobs is not None)
 
     __call__ = create_completion
@@ -408,7 +408,7 @@ stopping_criteria, **more
         chunks = self._answer(given).stream()
         if stream:
             return self._steps(chunks)
-        with self._source.turn():
+        with self._source.lock():
             return collect_chat(chunks, bool(logprobs))
 
     def create_chat_completion_openai_v1(self, *args: Any, **kwargs: Any) -> OpenAICompletion | Iterator[OpenAIChunk]:
@@ -457,15 +457,8 @@ stopping_criteria, **more
 
     # ---- parts ----
 
-    def _render(self, given: Mapping[str, Any]) -> Rendered:
-        self._source.check_size(text_size(given["messages"]))
-        return render(self._templates.template, given, self.prefills)
-
-    def _conversation(self, given: Mapping[str, Any]) -> FittedConversation:
-        def render(messages: Any) -> Rendered:
-            return self._render({**given, "messages": messages})
-
-        return FittedConversation(self._model, self._source, given["messages"], render, bool(given["parse_special"]))
+    def _conversation(self, given: Mapping[str, Any]) -> Conversation:
+        return Conversation(self._templates.template, self._source, given, self.prefills)
 
     def _answer(self, given: Mapping[str, Any]) -> ChatAnswer:
         model, source, conversation = self._model, self._source, self._conversation(given)
@@ -493,7 +486,7 @@ stopping_criteria, **more
 
     def _steps(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         while True:
-            with self._source.turn():
+            with self._source.lock():
                 chunk = next(chunks, None)
             if chunk is None:
                 return

@@ -875,7 +875,7 @@ class Llama(Completer):
             if (n_tokens := len(prompt_tokens(solo, prompt))) >= solo.n_ctx:
                 raise solo.session.too_long(n_tokens)
         generations = (self.generation(prompt, **options) for prompt in prompts)
-        with solo.turn():
+        with solo.lock():
             return complete_together(solo, generations, name, lambda i: progress and progress(i, n))
 
     # ---- documents ----

@@ -224,7 +224,7 @@ class EngineSource:
 
     # ---- TokenSource ----
 
-    def turn(self) -> AbstractContextManager[Any]:
+    def lock(self) -> AbstractContextManager[Any]:
         """Return a no-op lock, since only the engine's thread uses the context."""
         return nullcontext()
 
@@ -318,7 +318,7 @@ class AsyncLlama:
         self._host = Host(model_path, n_parallel, **arguments)
         self._engine = EngineThread(self._host.sessions, self._host.library)
         self._pool = ThreadPoolExecutor(n_parallel, "pylongctx-answer")
-        self._turn = asyncio.Semaphore(n_parallel)  # each running answer has a thread
+        self._threads = asyncio.Semaphore(n_parallel)  # each running answer has a thread
         self._closed = False
 
     async def __aenter__(self) -> "AsyncLlama":
@@ -381,11 +381,11 @@ class AsyncLlama:
         source = EngineSource(self._host, self._engine)
         if stream:
             return self._chunks(source, method, given)
-        async with self._turn:
+        async with self._threads:
             return await self._in_thread(source, getattr(source.completer(), method), **given)
 
     async def _chunks(self, source: EngineSource, method: str, given: Mapping[str, Any]) -> AsyncIterator[Any]:
-        async with self._turn:
+        async with self._threads:
             chunks = await self._in_thread(source, getattr(source.completer(), method), stream=True, **given)
             try:
                 while (chunk := await self._in_thread(source, next, chunks, END)) is not END:

@@ -35,7 +35,6 @@ BEGIN = 3  # characters that are indexed to find marks
 GUESTS = ("user", "tool", "function")  # roles whose text is plain
 Span = tuple[int, int]
 SHARE = 8  # 1 / SHARE of the context is reserved for an answer, or its own limit if that is less
-Render = Callable[[Any], "Rendered"]  # of messages
 
 
 def check_messages(messages: Any, source: str) -> list[Message]:
@@ -519,31 +518,34 @@ class ChatPrompt:
     n_left_out: int
 
 
-class FittedConversation:
-    """A conversation with all turns or without its oldest ones.
+class Conversation:
+    """A conversation to answer, with all turns or without its oldest ones.
 
     Parameters
     ----------
-    model : Model
-        Its vocabulary is used.
+    template : ChatTemplate
+        Renders it.
     source : TokenSource
-        Has the context that a prompt must fit into, and the documents.
-    messages : list of dict
-        The messages.
-    render : callable
-        Renders messages.
-    parse_special : bool
-        Whether texts of special tokens become these tokens in user and tool messages too; never in documents.
+        Has the vocabulary, the context that a prompt must fit into, and the documents.
+    given : mapping
+        The arguments of ``create_chat_completion``. With ``parse_special``, texts of special tokens become these tokens
+        in user and tool messages too; never in documents.
+    prefills : bool
+        Whether the answer continues a last message of the assistant.
     """
 
     def __init__(
-        self, model: Model, source: TokenSource, messages: Sequence[Any], render: Render, parse_special: bool = False
+        self, template: ChatTemplate, source: TokenSource, given: Mapping[str, Any], prefills: bool = False
     ) -> None:
-        self.model = model
-        self._source, self._render = source, render
+        self.model = source.model
+        self._template, self._source, self._given, self._prefills = template, source, given, prefills
         self._documents: list[Document] = []
-        self._messages = with_texts(messages, self._document)
-        self._guests = () if parse_special else GUESTS
+        self._messages = with_texts(given["messages"], self._document)
+        self._guests = () if given["parse_special"] else GUESTS
+
+    def _render(self, messages: Sequence[Any]) -> Rendered:
+        self._source.check_size(text_size(messages))
+        return render(self._template, {**self._given, "messages": messages}, self._prefills)
 
     def _is_plain(self, role: Any, text: str) -> bool:
         return role in self._guests or any(text == document.text for document in self._documents)
@@ -608,7 +610,7 @@ class Turns:
 
     Parameters
     ----------
-    conversation : FittedConversation
+    conversation : Conversation
         The conversation to answer.
     prompt : ChatPrompt
         The prompt of the answer.
@@ -618,7 +620,7 @@ class Turns:
         Maximum tokens of an answer without a given limit.
     """
 
-    def __init__(self, conversation: FittedConversation, prompt: ChatPrompt, last: int, most: int) -> None:
+    def __init__(self, conversation: Conversation, prompt: ChatPrompt, last: int, most: int) -> None:
         self.most: int | None = most
         self._conversation, self._last = conversation, last
         self._n, self._tokens = prompt.n_left_out, prompt.tokens

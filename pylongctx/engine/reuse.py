@@ -1,4 +1,4 @@
-"""Reuse of evaluated tokens: a plan of pieces for a prompt, each from one source, read ahead and loaded into a sequence."""
+"""Reuse of evaluated tokens: a plan of pieces for a prompt, each from one source, their reading and loading."""
 
 import os
 import queue

@@ -58,7 +58,7 @@ class Solo:
         """The model."""
         return self.session.model
 
-    def turn(self) -> AbstractContextManager[Any]:
+    def lock(self) -> AbstractContextManager[Any]:
         """Return the lock of the session."""
         return self.session.lock
 

@@ -237,7 +237,7 @@ class Handler(ABC, Generic[Body]):
         self.feed = Feed(service.host.n_seq)
         self.request = request
         self._n = n
-        self._turn = asyncio.Semaphore(service.host.n_seq)
+        self._threads = asyncio.Semaphore(service.host.n_seq)
 
     # ---- what an API defines ----
 
@@ -381,7 +381,7 @@ class Handler(ABC, Generic[Body]):
 
     async def _run(self, function: Callable[Given, Result], *args: Given.args, **options: Given.kwargs) -> Result:
         """Run a function in a thread; a request has as many as there are sequences."""
-        async with self._turn:
+        async with self._threads:
             try:
                 call = partial(function, *args, **options)
                 return await asyncio.get_running_loop().run_in_executor(self.service.pool, call)
