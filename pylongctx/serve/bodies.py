@@ -20,7 +20,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 from pylongctx.completions.grammar import LlamaGrammar
-from pylongctx.engine.sampling.params import KEYWORDS, MAX_BREAKERS, NUMBERS, sampler_name
+from pylongctx.engine.sampling.params import KEYWORDS, MAX_BREAKERS, NUMBERS, SamplingParams, sampler_name
 from pylongctx.parallel import Host, MixedPrompt
 from pylongctx.serve import foreign
 from pylongctx.serve.errors import ApiError, invalid
@@ -63,7 +63,7 @@ SAMPLING = (
 # fields passed to templates
 TEMPLATE = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
 CHAT = ("messages", "logprobs", "top_logprobs", *TEMPLATE)
-TEMPERATURE = 0.8  # llama-server's default, also for chats
+TEMPERATURE: float = SamplingParams.temp  # llama-server's default, also for chats
 MAX_CHOICES = 64
 MAX_PROMPTS = 1024
 MAX_LOGPROBS = 100  # maximum log-probabilities per token

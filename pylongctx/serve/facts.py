@@ -4,7 +4,6 @@ import asyncio
 import re
 import time
 from dataclasses import asdict
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ class SlotFiles:
         """Save an idle sequence to a file."""
         path, began = self._path(name), time.monotonic()
         saved = await self._service.between_steps(self._service.engine.save(seq, self._owner))
-        await self._threaded(partial(self._write, path, saved))
+        await self._service.in_thread(self._write, path, saved)
         found = {"id_slot": seq, "filename": name, "n_saved": len(saved[0]), "n_written": path.stat().st_size}
         return found | {"timings": {"save_ms": 1000 * (time.monotonic() - began)}}
 
@@ -67,7 +66,7 @@ class SlotFiles:
         path, began = self._path(name), time.monotonic()
         if not path.is_file():
             raise invalid(f"there is no saved sequence {name!r}", "filename")
-        state = await self._threaded(partial(self._read, path))
+        state = await self._service.in_thread(self._read, path)
         saved = state.input_ids, state.logits, state.llama_state
         n = await self._service.between_steps(self._service.engine.load(seq, self._owner, saved))
         found = {"id_slot": seq, "filename": name, "n_restored": n, "n_read": path.stat().st_size}
@@ -90,18 +89,11 @@ class SlotFiles:
             raise error(lib.LCTX_INVALID, f"the saved state does not fit: {reason}")
         return state
 
-    async def _threaded(self, function: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._service.pool, function)
-
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
     engine = service.engine
-
-    async def ask(function: Any) -> Any:
-        """Run a function between two steps of the engine and return its result."""
-        return await service.between_steps(engine.call(function))
 
     @router.get("/health", summary="Health of the server; needs no key")
     @router.get("/v1/health", include_in_schema=False)
@@ -143,8 +135,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.get("/v1/longctx", summary="Method, KV memory, and with id=ANSWER the chunks that were read for it")
     async def longctx(id: str | None = None) -> dict[str, Any]:
-        found: dict[str, Any] = await ask(partial(_longctx, service, id))
-        return found
+        return await service.between_steps(engine.call(lambda: _longctx(service, id)))
 
     return router
 

@@ -383,8 +383,7 @@ class Handler(ABC, Generic[Body]):
         """Run a function in a thread; a request has as many as there are sequences."""
         async with self._threads:
             try:
-                call = partial(function, *args, **options)
-                return await asyncio.get_running_loop().run_in_executor(self.service.pool, call)
+                return await self.service.in_thread(function, *args, **options)
             except Exception:
                 self.cancel()
                 raise

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime, timezone
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -525,7 +524,7 @@ async def _embed(service: Service, body: EmbedBody, texts: list[str], normalize:
     if not texts:
         return [], 0
     more = {"normalize": normalize, "truncate": body.truncate is not False}
-    found: Any = await service.threaded(partial(embedder.response, texts, "", body.dimensions, **more))
+    found: Any = await service.threaded(embedder.response, texts, "", body.dimensions, **more)
     return [one["embedding"] for one in found["data"]], found["usage"]["prompt_tokens"]
 
 

@@ -2,7 +2,6 @@
 
 import base64
 import re
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,14 +63,14 @@ def routes(service: Service) -> APIRouter:
             text, special = body.prompt, body.add_special_tokens
         if text is None:
             raise invalid("send the text as content or prompt", "content")
-        tokens = await service.threaded(partial(_tokens, service, text, special, body.parse_special))
+        tokens = await service.threaded(_tokens, service, text, special, body.parse_special)
         found = [_with_piece(service, token) for token in tokens] if body.with_pieces else tokens
         return {"tokens": found, "count": len(tokens), "max_model_len": host.n_ctx}
 
     @router.post("/detokenize", summary="The text of tokens")
     async def detokenize(request: Request) -> dict[str, str]:
         body = await read(request, DetokenizeBody)
-        found = await service.threaded(partial(host.model.detokenize, body.tokens, special=True))
+        found = await service.threaded(host.model.detokenize, body.tokens, special=True)
         text = found.decode("utf-8", "replace")
         return {"content": text, "prompt": text}
 
@@ -91,14 +90,14 @@ def routes(service: Service) -> APIRouter:
         body = await read(request, ChatBody)
         given = body.template(service.settings.template, host)
         completer = template_completer(service, request, body)
-        return {"prompt": await service.threaded(partial(completer.apply_template, body.messages, **given))}
+        return {"prompt": await service.threaded(completer.apply_template, body.messages, **given)}
 
     @router.post("/v1/embeddings", summary="Vectors of texts of length 1, with --embeddings")
     async def embeddings(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
         if body.encoding_format not in ("float", "base64"):
             raise invalid(f"encoding_format must be float or base64, not {body.encoding_format!r}", "encoding_format")
-        found = await service.threaded(partial(_embed, service, body))
+        found = await service.threaded(_embed, service, body)
         if body.encoding_format == "base64":
             for one in found["data"]:
                 one["embedding"] = base64.b64encode(np.array(one["embedding"], np.float32).tobytes()).decode()
@@ -108,7 +107,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/embeddings", include_in_schema=False)
     async def embedding(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
-        data = (await service.threaded(partial(_embed, service, body)))["data"]
+        data = (await service.threaded(_embed, service, body))["data"]
         return JSONResponse([{"index": one["index"], "embedding": [one["embedding"]]} for one in data])
 
     @router.post("/v1/rerank", summary="Documents by relevance to a query, with --reranking")
@@ -118,7 +117,7 @@ def routes(service: Service) -> APIRouter:
     @router.post("/reranking", include_in_schema=False)
     async def rerank(request: Request) -> Response:
         embedder, body = service.ranker(), await read(request, RerankBody)
-        return JSONResponse(await service.threaded(partial(_rank, service, embedder, body)))
+        return JSONResponse(await service.threaded(_rank, service, embedder, body))
 
     return router
 
