@@ -279,9 +279,9 @@ class Completer:
         held, tokens = constraint(given["grammar"]), prompt_tokens(source, prompt)
         sampler = Sampler(model, params, held, tokens)
         scorer = None if n_top is None else Scorer(model, check_count("logprobs", n_top, 0))
-        cuts = halves(model, tokens, n_keep, source.n_ctx) if source.evicts else None
+        evictions = halves(model, tokens, n_keep, source.n_ctx) if source.evicts else None
         text = prompt if isinstance(prompt, str) else ""
-        fields = {"after_samplers": post_sampling_probs, "cuts": cuts, "text": text}
+        fields = {"after_samplers": post_sampling_probs, "evictions": evictions, "text": text}
         return Generation(
             source,
             job_of(source, tokens, sampler, given, scorer is not None, **fields),

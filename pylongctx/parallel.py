@@ -258,7 +258,7 @@ class EngineSource:
         if room <= 0:
             raise self.host.session.too_long(len(tokens))
         wanted = self._limit if max_tokens is None or max_tokens < 0 else max_tokens
-        limit = most_tokens(wanted, room, fields.get("cuts"))
+        limit = most_tokens(wanted, room, fields.get("evictions"))
         ids = self.model.check_tokens(tokens)
         placed = self._engine.documents.find(ids, self._fields.get("owner"), text)
         model = self.host.draft_model

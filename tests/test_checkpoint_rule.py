@@ -24,7 +24,7 @@ def walk(
         rule.request(wish)
     rule.begin(pos, n)
     while here[0] < pos + n:
-        steps.append(rule.cut(here[0], min(step, pos + n - here[0])))
+        steps.append(rule.limit_step(here[0], min(step, pos + n - here[0])))
         here[0] += steps[-1]
         rule.reach(0, here[0])
     return made, steps

@@ -19,7 +19,7 @@ from pylongctx.chat.answer import Message
 from pylongctx.chat.template import ChatTemplate, Rendered
 from pylongctx.engine.documents import with_texts
 from pylongctx.engine.model import Model
-from pylongctx.engine.overflow import Cut
+from pylongctx.engine.overflow import Eviction
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.errors import LctxError, PromptTooLong
 
@@ -590,11 +590,15 @@ class Conversation:
         n_whole, whole = self._size(0)
         last = len(turns(self._messages)) - 1
         if whole is not None and (n_whole <= most or last < 1):
-            return whole, {"cuts": Turns(self, whole, last, self._source.n_ctx)}
+            return whole, {"evictions": Turns(self, whole, last, self._source.n_ctx)}
         n = 1 + bisect_left(range(1, last), True, key=lambda n: self._size(n)[0] <= most) if last > 0 else 0
         found = self.prompt(n)
-        cuts = Turns(self, found, last, self._source.n_ctx)
-        return found, {"cuts": cuts, "dropped_turns": n, "dropped_tokens": max(0, n_whole - len(found.tokens))}
+        evictions = Turns(self, found, last, self._source.n_ctx)
+        return found, {
+            "evictions": evictions,
+            "dropped_turns": n,
+            "dropped_tokens": max(0, n_whole - len(found.tokens)),
+        }
 
     def _size(self, n: int) -> tuple[int, ChatPrompt | None]:
         """Return the number of tokens of a prompt, and the prompt; for a text that is too long a lower bound."""
@@ -625,7 +629,7 @@ class Turns:
         self._conversation, self._last = conversation, last
         self._n, self._tokens = prompt.n_left_out, prompt.tokens
 
-    def next(self, n: int) -> Cut | None:
+    def next(self, n: int) -> Eviction | None:
         """Return the oldest remaining turn; None for the last one, or if it is not a run of tokens in the template."""
         if self._n >= self._last:
             return None
@@ -637,4 +641,4 @@ class Turns:
         if run is None:
             return None
         self._n, self._tokens = self._n + 1, shorter
-        return Cut(*run, n_turn=1)
+        return Eviction(*run, n_turn=1)

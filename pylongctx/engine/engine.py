@@ -295,14 +295,14 @@ class Engine:
 
     def _shorten(self, slot: Slot, job: Job) -> bool:
         """Evict tokens of a text so that its answer can continue; False if that is impossible."""
-        cut = None if job.cuts is None or job.is_reading else job.cuts.next(slot.session.n_tokens)
-        if cut is None:
+        eviction = None if job.evictions is None or job.is_reading else job.evictions.next(slot.session.n_tokens)
+        if eviction is None:
             return False
-        if refusal := slot.session.drop(cut.first, cut.end):
+        if refusal := slot.session.drop(eviction.first, eviction.end):
             slot.session.log(f"the answer ends because the context is full and nothing can be evicted: {refusal}")
             return False
-        job.note(cut)
-        self.counters.dropped_tokens += cut.end - cut.first
+        job.note(eviction)
+        self.counters.dropped_tokens += eviction.end - eviction.first
         return True
 
     def _take(self, slot: Slot, job: Job, part: NDArray[np.int32], rows: Row) -> None:
@@ -335,12 +335,12 @@ class Engine:
         job.n_generated += 1
         self.counters.generated_tokens += 1
         job.pending = np.array([token], np.int32)
-        if job.cuts is not None:
+        if job.evictions is not None:
             job.answer_tokens.append(token)
         job.results.put((token, job.reported_row(row)))
         if job.limit is not None and (job.n_generated >= job.limit or job.ends(self.model, token)):
             self.end(slot)
-        elif job.cuts is not None and slot.session.n_tokens + 1 >= slot.session.n_ctx:
+        elif job.evictions is not None and slot.session.n_tokens + 1 >= slot.session.n_ctx:
             job.full = not self._shorten(slot, job)
             if job.full:
                 self.end(slot)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pylongctx.engine.documents import Document, Placed
 from pylongctx.engine.drafting import Drafting
 from pylongctx.engine.model import Model
-from pylongctx.engine.overflow import Cut, Cuts
+from pylongctx.engine.overflow import Eviction, Evictions
 from pylongctx.engine.reuse import Fetch, Load, Now, Piece, Source
 from pylongctx.engine.sampling.sampler import Processors, Sampler, StoppingCriteria, process
 
@@ -94,7 +94,7 @@ class Job:
         Parts of the prompt from documents, ascending; documents are prefilled first.
     reads : Document or None
         The document whose text is the prompt and whose rows are kept; None for other prompts.
-    cuts : Cuts or None
+    evictions : Evictions or None
         What to evict when the context is full before the answer ends; None: nothing, and the limit fits.
     stop_tokens : frozenset of int
         Tokens that end the answer, in addition to the model's end tokens.
@@ -120,7 +120,7 @@ class Job:
     reuses: bool = True
     placed: tuple[Placed, ...] = ()
     reads: Document | None = None
-    cuts: Cuts | None = None
+    evictions: Evictions | None = None
     stop_tokens: frozenset[int] = frozenset()
     dropped_tokens: int = 0
     dropped_turns: int = 0
@@ -142,7 +142,7 @@ class Job:
     unsettled: bool = False  # the cache may hold other tokens than the sequence
     ran_on: int = -1  # the sequence
     stop_word: str = ""  # the stop string that ended the answer
-    n_cut: int = 0  # dropped tokens that were evicted during the answer
+    n_evicted: int = 0  # dropped tokens that were evicted during the answer
     answer_tokens: list[int] = field(default_factory=list)  # the answer, if tokens may be evicted
     full: bool = False  # the answer ended because the context is full
     n_cached: int = 0
@@ -184,17 +184,17 @@ class Job:
             self.pieces.pop(0)
         return self.pieces[0] if self.pieces and (self.fetch is not None or self.pieces[0].first == n) else None
 
-    def note(self, cut: Cut) -> None:
+    def note(self, eviction: Eviction) -> None:
         """Record evicted tokens."""
-        self.n_cut += cut.end - cut.first
-        self.dropped_tokens += cut.end - cut.first
-        self.dropped_turns += cut.n_turn
+        self.n_evicted += eviction.end - eviction.first
+        self.dropped_tokens += eviction.end - eviction.first
+        self.dropped_turns += eviction.n_turn
         if self.draft is not None:
             self.draft.forget()
 
     def all_tokens(self, held: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return prompt and answer including evicted tokens; ``held``: the tokens of the sequence."""
-        return np.concatenate([self.tokens, np.array(self.answer_tokens, np.int32)]) if self.n_cut else held
+        return np.concatenate([self.tokens, np.array(self.answer_tokens, np.int32)]) if self.n_evicted else held
 
     def may_run_on(self, slot: int) -> bool:
         """Return True if the job may run on a sequence."""

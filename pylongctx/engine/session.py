@@ -68,7 +68,7 @@ class Checkpoints:
             self._positions |= {tail, self._context.cut_before(pos)}
             self.reach(pos, pos)
 
-    def cut(self, pos: int, n: int) -> int:
+    def limit_step(self, pos: int, n: int) -> int:
         """Return how many of ``n`` tokens from ``pos`` a step may evaluate: it ends at a checkpoint."""
         if not self.needed:
             return n
@@ -146,7 +146,7 @@ class Watcher(Protocol):
     def begin(self, pos: int, n: int) -> None:
         """Called before a text of ``n`` tokens is evaluated at position ``pos``."""
 
-    def cut(self, pos: int, n: int) -> int:
+    def limit_step(self, pos: int, n: int) -> int:
         """Return how many of ``n`` tokens from ``pos`` the next step may evaluate."""
 
     def reach(self, start: int, end: int) -> None:
@@ -430,7 +430,7 @@ class Session:
         """Return how many of the next ``n`` tokens one step may evaluate; it also ends where heads evict."""
         n = self.context.step(self.n_tokens, min(n, self.context.n_step))
         for watcher in self.watchers:
-            n = watcher.cut(self.n_tokens, n)
+            n = watcher.limit_step(self.n_tokens, n)
         return n
 
     @cached_property

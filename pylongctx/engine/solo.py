@@ -88,7 +88,7 @@ class Solo:
         if room <= 0:
             raise self.session.too_long(len(tokens))
         wanted = max_tokens if max_tokens and max_tokens > 0 else None
-        limit = most_tokens(wanted, room, fields.get("cuts"))
+        limit = most_tokens(wanted, room, fields.get("evictions"))
         return self.endless(tokens, sampler, limit, text=text, **fields)
 
     def endless(

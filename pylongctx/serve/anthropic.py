@@ -241,21 +241,21 @@ class MessagesBody(Fields):
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter()
+    api = APIRouter()
 
-    @router.post("/v1/messages", summary="Answer a conversation, in Anthropic's form")
+    @api.post("/v1/messages", summary="Answer a conversation, in Anthropic's form")
     async def messages(request: Request) -> Response:
         body = await read(request, MessagesBody)
         if body.max_tokens is None:
             raise invalid("max_tokens: Field required", "max_tokens")
         return await MessagesHandler(service, request, body).answer()
 
-    @router.post("/v1/messages/count_tokens", summary="Count the tokens of such a conversation")
+    @api.post("/v1/messages/count_tokens", summary="Count the tokens of such a conversation")
     async def count(request: Request) -> dict[str, int]:
         body = await read(request, MessagesBody)
         return await count_tokens(service, request, body.chat(unserved_of(request)))
 
-    return router
+    return api
 
 
 class MessagesHandler(ChatHandler):

@@ -87,17 +87,17 @@ class RenderBody(Fields):
 
 def render_routes() -> APIRouter:
     """Return the route that renders Markdown for the page."""
-    router = APIRouter()
+    api = APIRouter()
     limiter: list[CapacityLimiter] = []  # made inside the loop that uses it
 
-    @router.post("/render", summary="Markdown, formulas and code as HTML, for the page: a list of blocks")
+    @api.post("/render", summary="Markdown, formulas and code as HTML, for the page: a list of blocks")
     async def render(request: Request) -> dict[str, list[str]]:
         body = await read(request, RenderBody)
         if not limiter:
             limiter.append(CapacityLimiter(MAX_AT_ONCE))
         return {"blocks": await to_thread.run_sync(markup.blocks, body.text, limiter=limiter[0])}
 
-    return router
+    return api
 
 
 def create_app(service: Service) -> FastAPI:
@@ -109,8 +109,8 @@ def create_app(service: Service) -> FastAPI:
         service.close()
 
     app = FastAPI(title="pylongctx", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    for api in (openai, native, anthropic, responses, ollama, kobold, facts, texts):
-        app.include_router(api.routes(service))
+    for module in (openai, native, anthropic, responses, ollama, kobold, facts, texts):
+        app.include_router(module.routes(service))
     enclose(app, service)
     return app
 

@@ -92,21 +92,21 @@ class SlotFiles:
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter()
+    api = APIRouter()
     engine = service.engine
 
-    @router.get("/health", summary="Health of the server; needs no key")
-    @router.get("/v1/health", include_in_schema=False)
+    @api.get("/health", summary="Health of the server; needs no key")
+    @api.get("/v1/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         service.check_engine()
         return {"status": "ok"}
 
-    @router.get("/v1/models", summary="The model of this server")
-    @router.get("/models", include_in_schema=False)
+    @api.get("/v1/models", summary="The model of this server")
+    @api.get("/models", include_in_schema=False)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}
 
-    @router.get("/v1/models/{name:path}", summary="The model by name; 404 for other names")
+    @api.get("/v1/models/{name:path}", summary="The model by name; 404 for other names")
     async def model(name: str) -> dict[str, Any]:
         if name not in (service.settings.alias, *service.settings.aliases):
             raise ApiError(
@@ -114,30 +114,30 @@ def routes(service: Service) -> APIRouter:
             )
         return _model(service)
 
-    @router.get("/props", summary="Settings, sampling defaults and the chat template")
+    @api.get("/props", summary="Settings, sampling defaults and the chat template")
     async def props() -> dict[str, Any]:
         return _props(service)
 
-    @router.get("/slots", summary="State and content of all sequences")
+    @api.get("/slots", summary="State and content of all sequences")
     async def slots() -> list[dict[str, Any]]:
         if not service.settings.slots:
             raise ApiError(501, "not_supported_error", "this server was started with --no-slots")
         return [_slot(service, slot) for slot in engine.slots]
 
-    @router.post("/slots/{seq}", summary="Erase or compress a sequence; with --slot-save-path save or restore it")
+    @api.post("/slots/{seq}", summary="Erase or compress a sequence; with --slot-save-path save or restore it")
     async def act(request: Request, seq: int, action: str = "erase") -> dict[str, Any]:
         return await _act(service, request, seq, action)
 
-    @router.get("/metrics", summary="Counts and gauges for Prometheus")
+    @api.get("/metrics", summary="Counts and gauges for Prometheus")
     async def numbers() -> Response:
         page = metrics.page(service, await service.kv_bytes())
         return Response(page, headers={STARTED: str(service.started)}, media_type=metrics.TYPE)
 
-    @router.get("/v1/longctx", summary="Method, KV memory, and with id=ANSWER the chunks that were read for it")
+    @api.get("/v1/longctx", summary="Method, KV memory, and with id=ANSWER the chunks that were read for it")
     async def longctx(id: str | None = None) -> dict[str, Any]:
         return await service.between_steps(engine.call(lambda: _longctx(service, id)))
 
-    return router
+    return api
 
 
 async def _act(service: Service, request: Request, seq: int, action: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class CountBody(Fields):
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(prefix="/api")
+    api = APIRouter(prefix="/api")
     host = service.host
 
     async def complete(request: Request, stream: bool) -> Response:
@@ -47,23 +47,23 @@ def routes(service: Service) -> APIRouter:
         body.max_tokens = MAX_LENGTH if body.max_tokens is None else body.max_tokens
         return await KoboldHandler(service, request, body, [body.text]).answer()
 
-    @router.post("/v1/generate", summary="Continue a text, in KoboldAI's form")
-    @router.post("/latest/generate", include_in_schema=False)
+    @api.post("/v1/generate", summary="Continue a text, in KoboldAI's form")
+    @api.post("/latest/generate", include_in_schema=False)
     async def generate(request: Request) -> Response:
         return await complete(request, False)
 
-    @router.post("/extra/generate/stream", summary="Continue a text as a stream")
+    @api.post("/extra/generate/stream", summary="Continue a text as a stream")
     async def stream(request: Request) -> Response:
         return await complete(request, True)
 
-    @router.post("/extra/generate/check", include_in_schema=False)
-    @router.get("/extra/generate/check", include_in_schema=False)
-    @router.post("/extra/abort", include_in_schema=False)
+    @api.post("/extra/generate/check", include_in_schema=False)
+    @api.get("/extra/generate/check", include_in_schema=False)
+    @api.post("/extra/abort", include_in_schema=False)
     async def refuse(request: Request) -> Response:
         way_out = "use /api/extra/generate/stream, and close the connection to end an answer"
         raise ApiError(501, "not_supported_error", f"{request.url.path} is not supported: {way_out}")
 
-    @router.post("/extra/tokencount", include_in_schema=False)
+    @api.post("/extra/tokencount", include_in_schema=False)
     async def count(request: Request) -> Object:
         body = await read(request, CountBody)
         with service.admitted():
@@ -79,8 +79,8 @@ def routes(service: Service) -> APIRouter:
         "/v1/config/max_length": {"value": MAX_LENGTH},
     }
     for path, fact in facts.items():
-        router.add_api_route(path, partial(_fact, fact), methods=["GET"], include_in_schema=False)
-    return router
+        api.add_api_route(path, partial(_fact, fact), methods=["GET"], include_in_schema=False)
+    return api
 
 
 async def _fact(fact: Object) -> Object:

@@ -27,20 +27,20 @@ PROJECT = "myproject"  # llama-server's name of the repository in such prompts
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter()
+    api = APIRouter()
 
-    @router.post("/completion", summary="Continue a text or several, in llama-server's form")
-    @router.post("/completions", include_in_schema=False)
+    @api.post("/completion", summary="Continue a text or several, in llama-server's form")
+    @api.post("/completions", include_in_schema=False)
     async def complete(request: Request) -> Response:
         body = await read(request, NativeBody)
         prompts, single = as_prompts(body.prompt)
         return await NativeHandler(service, request, body, prompts, single).answer()
 
-    @router.post("/infill", summary="Fill in the text between two texts, for models trained for it")
+    @api.post("/infill", summary="Fill in the text between two texts, for models trained for it")
     async def infill(request: Request) -> Response:
         return await InfillHandler(service, request, await read(request, InfillBody)).answer()
 
-    return router
+    return api
 
 
 class NativeHandler(Handler[NativeBody]):
@@ -122,7 +122,7 @@ class NativeHandler(Handler[NativeBody]):
                 yield part
         generation.finish()
         kind = "eos" if generation.ended else "word" if generation.word else "limit"
-        params, n_held = generation.params, len(job.tokens) + generation.n_tokens - job.n_cut
+        params, n_held = generation.params, len(job.tokens) + generation.n_tokens - job.n_evicted
         assert params is not None
         given = {"n_predict": job.limit, "n_probs": body.n_probs or 0, "post_sampling_probs": body.post_sampling_probs}
         end: Object = {

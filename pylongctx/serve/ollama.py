@@ -428,10 +428,10 @@ class ShowBody(Fields):
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(prefix="/api")
+    api = APIRouter(prefix="/api")
     alias = service.settings.alias
 
-    @router.post("/chat", summary="Answer a conversation, in Ollama's form")
+    @api.post("/chat", summary="Answer a conversation, in Ollama's form")
     async def chat(request: Request) -> Response:
         body = await _read(service, request, OllamaChatBody)
         if not body.messages:
@@ -439,7 +439,7 @@ def routes(service: Service) -> APIRouter:
         wanted = body.chat(body.openai_messages(), service.host, unserved_of(request), body.tools)
         return await OllamaChatHandler(service, request, wanted, chat_piece).answer()
 
-    @router.post("/generate", summary="Answer a prompt, continue it (raw), or fill in (suffix)")
+    @api.post("/generate", summary="Answer a prompt, continue it (raw), or fill in (suffix)")
     async def generate(request: Request) -> Response:
         body = await _read(service, request, OllamaGenerateBody)
         body.check()
@@ -450,7 +450,7 @@ def routes(service: Service) -> APIRouter:
         wanted = body.chat(body.openai_messages(), service.host, unserved_of(request))
         return await OllamaChatHandler(service, request, wanted, generate_piece, with_context=True).answer()
 
-    @router.post("/embed", summary="Vectors of texts, with --embeddings")
+    @api.post("/embed", summary="Vectors of texts, with --embeddings")
     async def embed(request: Request) -> Response:
         body, began = await _read(service, request, EmbedBody), time.monotonic()
         texts = [body.input] if isinstance(body.input, str) else body.input or []
@@ -458,37 +458,37 @@ def routes(service: Service) -> APIRouter:
         took = {"total_duration": round(NANO * (time.monotonic() - began)), "load_duration": 0}
         return JSONResponse({"model": alias, "embeddings": vectors, **took, "prompt_eval_count": n_tokens})
 
-    @router.post("/embeddings", include_in_schema=False)
+    @api.post("/embeddings", include_in_schema=False)
     async def embeddings(request: Request) -> Response:
         body = await _read(service, request, EmbedBody)
         vectors, _ = await _embed(service, body, [body.prompt] if body.prompt else [], False)
         return JSONResponse({"embedding": vectors[0] if vectors else []})
 
-    @router.get("/tags", summary="The models, in Ollama's form")
-    @router.head("/tags", include_in_schema=False)
+    @api.get("/tags", summary="The models, in Ollama's form")
+    @api.head("/tags", include_in_schema=False)
     def tags() -> dict[str, Any]:
         return {"models": [_entry(service) | {"capabilities": _capabilities(service)}]}
 
-    @router.get("/ps", summary="The loaded models, in Ollama's form")
+    @api.get("/ps", summary="The loaded models, in Ollama's form")
     def ps() -> dict[str, Any]:
         entry = _entry(service)
         loaded = {"expires_at": FOREVER, "size_vram": round(entry["size"] * service.host.share_on_devices)}
         return {"models": [entry | loaded | {"context_length": service.host.n_ctx}]}
 
-    @router.post("/show", summary="A model's metadata, template and capabilities")
+    @api.post("/show", summary="A model's metadata, template and capabilities")
     async def show(request: Request) -> dict[str, Any]:
         body = await read(request, ShowBody)
         check_name(service, body.model or body.name or "")
         return await run_in_threadpool(_shown, service)
 
-    @router.get("/version", summary="The version of Ollama's API")
-    @router.head("/version", include_in_schema=False)
+    @api.get("/version", summary="The version of Ollama's API")
+    @api.head("/version", include_in_schema=False)
     async def version() -> dict[str, str]:
         return {"version": VERSION}
 
     for method, path in CHANGING:
-        router.add_api_route(f"/{path}", refuse, methods=[method], include_in_schema=False)
-    return router
+        api.add_api_route(f"/{path}", refuse, methods=[method], include_in_schema=False)
+    return api
 
 
 async def refuse(request: Request) -> Response:

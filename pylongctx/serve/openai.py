@@ -20,23 +20,23 @@ Body = TypeVar("Body", bound=Generate)
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter()
+    api = APIRouter()
 
-    @router.post("/v1/completions", summary="Continue a text or several")
+    @api.post("/v1/completions", summary="Continue a text or several")
     async def complete(request: Request) -> Response:
         return await CompletionHandler(service, request, await read(request, CompletionBody)).answer()
 
-    @router.post("/v1/chat/completions", summary="Answer a conversation")
-    @router.post("/chat/completions", include_in_schema=False)
+    @api.post("/v1/chat/completions", summary="Answer a conversation")
+    @api.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         return await ChatHandler(service, request, await read(request, ChatBody)).answer()
 
-    @router.post("/v1/chat/completions/input_tokens", summary="Count the tokens of a conversation")
-    @router.post("/chat/completions/input_tokens", include_in_schema=False)
+    @api.post("/v1/chat/completions/input_tokens", summary="Count the tokens of a conversation")
+    @api.post("/chat/completions/input_tokens", include_in_schema=False)
     async def count(request: Request) -> dict[str, int]:
         return await count_tokens(service, request, await read(request, ChatBody))
 
-    return router
+    return api
 
 
 async def count_tokens(service: Service, request: Request, body: ChatBody) -> dict[str, int]:

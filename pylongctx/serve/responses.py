@@ -244,14 +244,14 @@ class ResponsesBody(Fields):
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter()
+    api = APIRouter()
 
-    @router.post("/v1/responses", summary="Answer a conversation, in the form of OpenAI's Responses API")
-    @router.post("/responses", include_in_schema=False)
+    @api.post("/v1/responses", summary="Answer a conversation, in the form of OpenAI's Responses API")
+    @api.post("/responses", include_in_schema=False)
     async def responses(request: Request) -> Response:
         return await ResponsesHandler(service, request, await read(request, ResponsesBody)).answer()
 
-    @router.post("/v1/responses/input_tokens", summary="Count the tokens of such a conversation")
+    @api.post("/v1/responses/input_tokens", summary="Count the tokens of such a conversation")
     async def count(request: Request) -> dict[str, Any]:
         body = await read(request, ResponsesBody)
         return {
@@ -259,7 +259,7 @@ def routes(service: Service) -> APIRouter:
             **await count_tokens(service, request, body.chat(unserved_of(request))),
         }
 
-    return router
+    return api
 
 
 class ResponsesHandler(ChatHandler):

@@ -51,11 +51,11 @@ def _text(i: int, document: Any) -> str:
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter()
+    api = APIRouter()
     host = service.host
     info = host.model.info
 
-    @router.post("/tokenize", summary="The tokens of a text")
+    @api.post("/tokenize", summary="The tokens of a text")
     async def tokenize(request: Request) -> dict[str, Any]:
         body = await read(request, TokenizeBody)
         text, special = body.content, body.add_special
@@ -67,14 +67,14 @@ def routes(service: Service) -> APIRouter:
         found = [_with_piece(service, token) for token in tokens] if body.with_pieces else tokens
         return {"tokens": found, "count": len(tokens), "max_model_len": host.n_ctx}
 
-    @router.post("/detokenize", summary="The text of tokens")
+    @api.post("/detokenize", summary="The text of tokens")
     async def detokenize(request: Request) -> dict[str, str]:
         body = await read(request, DetokenizeBody)
         found = await service.threaded(host.model.detokenize, body.tokens, special=True)
         text = found.decode("utf-8", "replace")
         return {"content": text, "prompt": text}
 
-    @router.get("/tokenizer_info", summary="The special tokens, for lm-evaluation-harness")
+    @api.get("/tokenizer_info", summary="The special tokens, for lm-evaluation-harness")
     async def tokenizer_info() -> dict[str, Any]:
         return {
             "tokenizer_class": host.metadata.get("tokenizer.ggml.model"),
@@ -85,14 +85,14 @@ def routes(service: Service) -> APIRouter:
             "chat_template": host.templates.template.info["source"],
         }
 
-    @router.post("/apply-template", summary="The prompt of a conversation")
+    @api.post("/apply-template", summary="The prompt of a conversation")
     async def apply_template(request: Request) -> dict[str, str]:
         body = await read(request, ChatBody)
         given = body.template(service.settings.template, host)
         completer = template_completer(service, request, body)
         return {"prompt": await service.threaded(completer.apply_template, body.messages, **given)}
 
-    @router.post("/v1/embeddings", summary="Vectors of texts of length 1, with --embeddings")
+    @api.post("/v1/embeddings", summary="Vectors of texts of length 1, with --embeddings")
     async def embeddings(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
         if body.encoding_format not in ("float", "base64"):
@@ -103,23 +103,23 @@ def routes(service: Service) -> APIRouter:
                 one["embedding"] = base64.b64encode(np.array(one["embedding"], np.float32).tobytes()).decode()
         return JSONResponse(found)
 
-    @router.post("/embedding", summary="Vectors of texts, in llama-server's form")
-    @router.post("/embeddings", include_in_schema=False)
+    @api.post("/embedding", summary="Vectors of texts, in llama-server's form")
+    @api.post("/embeddings", include_in_schema=False)
     async def embedding(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
         data = (await service.threaded(_embed, service, body))["data"]
         return JSONResponse([{"index": one["index"], "embedding": [one["embedding"]]} for one in data])
 
-    @router.post("/v1/rerank", summary="Documents by relevance to a query, with --reranking")
-    @router.post("/v2/rerank", include_in_schema=False)
-    @router.post("/v1/reranking", include_in_schema=False)
-    @router.post("/rerank", include_in_schema=False)
-    @router.post("/reranking", include_in_schema=False)
+    @api.post("/v1/rerank", summary="Documents by relevance to a query, with --reranking")
+    @api.post("/v2/rerank", include_in_schema=False)
+    @api.post("/v1/reranking", include_in_schema=False)
+    @api.post("/rerank", include_in_schema=False)
+    @api.post("/reranking", include_in_schema=False)
     async def rerank(request: Request) -> Response:
         embedder, body = service.ranker(), await read(request, RerankBody)
         return JSONResponse(await service.threaded(_rank, service, embedder, body))
 
-    return router
+    return api
 
 
 def token_text(service: Service, token: int) -> str:

@@ -53,7 +53,7 @@ class Keeper:
         """Record that a text of ``n`` tokens follows position ``pos``."""
         self._end = pos + n
 
-    def cut(self, pos: int, n: int) -> int:
+    def limit_step(self, pos: int, n: int) -> int:
         """Return how many of ``n`` tokens from ``pos`` a step may evaluate: it ends where a point is stored."""
         borders = range((pos // BLOCK + 1) * BLOCK, pos + n, BLOCK)
         return next((border - pos for border in borders if self._layout.is_point(border, self._end)), n)
