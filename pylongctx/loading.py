@@ -17,7 +17,7 @@ from pylongctx._guess import guess
 from pylongctx._lib import error, ffi, lib, library_path, text
 from pylongctx._log import LOG
 from pylongctx.catalog import CATALOG, resolve
-from pylongctx.drafts.model import NAME as MTP
+from pylongctx.drafts.model import MTP_NAME as MTP
 from pylongctx.drafts.model import MtpDraft
 from pylongctx.drafts.speculative import DraftChain, SelfDraft
 from pylongctx.engine.context import Context
@@ -40,16 +40,16 @@ from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 LARGE_BIAS = ("qwen2", "qwen2moe", "qwen2vl")
 FEW_BITS = ("q4_0", "q4_1")
 TRIAL_N_CTX = 512  # tokens: the graph does not depend on the length of the context
-SECONDS = 60
+TRIAL_SECONDS = 60  # maximum time of a trial
 SLOW_TRIAL = 0.1  # seconds: the result of a slower trial is saved, see ``_note``
 ELSEWHERE = (
     *("tensor_split", "n_tensor_split", "rpc_servers", "n_gpu_layers", "split_mode", "main_gpu"),
     *("kv_overrides", "override_tensor"),
 )
-_good: set[str] = set()
+_tried: set[str] = set()
 AUTO = "auto"  # full attention on pylongctx's KV cache, or on llama.cpp's own if the model is not supported
 NO_EVICTION = "overflow='evict_middle' needs full attention in all layers, so use overflow='error'"
-OWN = ""  # the spec of llama.cpp's own KV cache
+OWN_CACHE = ""  # the spec of llama.cpp's own KV cache
 
 
 class Adapter:
@@ -214,18 +214,18 @@ def try_model(
     name = hashlib.sha256(
         repr((file_id(os.stat(path)), file_id(os.stat(library_path())), call)).encode("utf-8", "replace")
     ).hexdigest()
-    if name in _good or _note(name).is_file():
+    if name in _tried or _note(name).is_file():
         return
     start = time.monotonic()
     try:
-        reason = guarded(f"{path} cannot be used: it", "try_model", *call, seconds=SECONDS)
+        reason = guarded(f"{path} cannot be used: it", "try_model", *call, seconds=TRIAL_SECONDS)
     except InvalidInput as stopped:
         raise ModelRefused(str(stopped), stopped.status) from None
     if "alloc" in reason:
         raise ModelRefused(
             f"{path} cannot be used: even without weights it takes too much memory ({reason})", lib.LCTX_INVALID
         )
-    _good.add(name)
+    _tried.add(name)
     if time.monotonic() - start > SLOW_TRIAL:
         with contextlib.suppress(OSError):  # without a cache folder, the next process tries again
             _note(name).parent.mkdir(parents=True, exist_ok=True)
@@ -384,7 +384,7 @@ class OpenedModel:
             if self.evicts:
                 raise error(reason.status, f"{NO_EVICTION}: {reason}") from None
             try:
-                self._open(settings, OWN)
+                self._open(settings, OWN_CACHE)
             except InvalidInput:
                 raise reason from None
             LOG.warning("llama.cpp's own KV cache is used, without a method: %s", reason)
@@ -493,5 +493,5 @@ def _spec(method: Method | str | None, embedding: bool) -> str:
     if embedding and method not in (None, AUTO, "full") and not isinstance(method, Full):
         raise ValueError(f"embedding=True runs on llama.cpp's own KV cache: leave out method={method}")
     if method is None or embedding:
-        return OWN
+        return OWN_CACHE
     return "full" if method == AUTO else str(method if isinstance(method, Method) else parse(method))

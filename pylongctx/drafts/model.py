@@ -17,7 +17,7 @@ CATCH_UP = 256  # tokens that a draft model evaluates at most before it returns 
 SIZE_DIFFERENCE = 128  # tokens by which llama.cpp lets two vocabularies differ in size
 FIRST_COMPARED = 5  # the tokens before it are special in many vocabularies, and may differ
 Tokens = NDArray[np.int32]
-NAME = "mtp"
+MTP_NAME = "mtp"
 
 
 class HasSessions(Protocol):

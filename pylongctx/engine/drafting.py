@@ -14,14 +14,14 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.session import Session
 from pylongctx.methods import Method
 
-TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # lengths that are compared
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # lengths that are compared
 SLOPE = 0.1  # additional time of a token in a step, in steps of one token, until it is measured
-NEW = 0.25  # weight of the last step in the moving average
+WEIGHT = 0.25  # weight of the last step in the moving average
 MIN_GAIN = 1.05  # drafts must be expected to be faster by this factor; times are known to a few percent
 FIRST_PAUSE, MAX_PAUSE = 16, 256  # tokens without drafts before another trial, doubled after each failed one
-KEPT = 16  # tokens for which a length is kept while no draft was verified
+LENGTH_TOKENS = 16  # tokens for which a length is kept while no draft was verified
 REFRESH = 64  # drafts after which a step without one is measured, as the text has grown
-PROBE = 4  # maximum tokens of a trial
+TRIAL_TOKENS = 4  # maximum tokens of a trial
 RECENT_FIRST, RECENT_NEXT = 8.0, 64.0  # draft tokens that the two acceptance rates remember
 DraftModel = Callable[..., NDArray[np.int32]]
 Row = NDArray[np.float32]
@@ -49,7 +49,7 @@ class StepTimes:
         if n not in self._known:
             insort(self._sizes, n)
         before = self._known.get(n, seconds)
-        self._known[n] = (1 - NEW) * before + NEW * seconds
+        self._known[n] = (1 - WEIGHT) * before + WEIGHT * seconds
 
     def knows(self, n: int) -> bool:
         """Return True if a step of ``n`` tokens was measured."""
@@ -133,11 +133,13 @@ class DraftLength:
         if drafted:
             self._left = 0
             each = seconds / drafted
-            self.draft_seconds = each if not self.draft_seconds else (1 - NEW) * self.draft_seconds + NEW * each
+            self.draft_seconds = each if not self.draft_seconds else (1 - WEIGHT) * self.draft_seconds + WEIGHT * each
 
     def copied(self, seconds: float) -> None:
         """Record the time that a copy of the recurrent state took, which a draft can be undone with."""
-        self.copy_seconds = seconds if self.copy_seconds is None else (1 - NEW) * self.copy_seconds + NEW * seconds
+        self.copy_seconds = (
+            seconds if self.copy_seconds is None else (1 - WEIGHT) * self.copy_seconds + WEIGHT * seconds
+        )
 
     def choose(self, times: StepTimes, n_others: int, most: int) -> int:
         """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""
@@ -152,15 +154,15 @@ class DraftLength:
     def _choose(self, times: StepTimes, n_others: int, most: int) -> None:
         """Set the length of the next drafts, and for how many tokens it is kept."""
         plain = (1 + n_others) / times.seconds(1 + n_others)
-        lengths = [n for n in TRIED if n < most] + [most] * (most > 0)
+        lengths = [n for n in LENGTHS if n < most] + [most] * (most > 0)
         rate, best = max(((self._rate(times, n_others, n), n) for n in lengths), default=(0.0, 0))
         self._n_others = n_others
         if rate > MIN_GAIN * plain:
-            self._length, self._left, self._is_off, self._wait = best, KEPT, False, FIRST_PAUSE
+            self._length, self._left, self._is_off, self._wait = best, LENGTH_TOKENS, False, FIRST_PAUSE
         elif not self._is_off:
             self._length, self._left, self._is_off = 0, self._wait, True
         else:  # a trial
-            self._length, self._left, self._is_off = min(best, PROBE), 1, False
+            self._length, self._left, self._is_off = min(best, TRIAL_TOKENS), 1, False
             self._wait = min(2 * self._wait, MAX_PAUSE)
 
     def _rate(self, times: StepTimes, n_others: int, n: int) -> float:

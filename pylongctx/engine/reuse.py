@@ -17,7 +17,7 @@ from pylongctx.engine.documents import Document, Placed, common
 from pylongctx.engine.prefix import find_gap, longest_prefix
 from pylongctx.engine.session import Session, Watcher
 
-NICE = 10  # reading takes at most a tenth of a core from evaluation
+NICENESS = 10  # reading takes at most a tenth of a core from evaluation
 Item = TypeVar("Item")
 Tokens = NDArray[np.int32]
 NO_BYTES = np.empty(0, np.uint8)
@@ -87,7 +87,7 @@ class Fetch(Generic[Item]):
     def _run(self) -> None:
         if hasattr(os, "setpriority"):
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # only this thread, on Linux
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # only this thread, on Linux
         end: Exception | None = None
         try:
             for item in self._items:

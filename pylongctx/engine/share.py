@@ -11,7 +11,7 @@ from pylongctx.engine.job import Job, Row
 from pylongctx.engine.slots import Slot
 
 MIN_PROMPT_TOKENS = 16  # minimum prompt tokens in a step
-NEW = 0.5  # weight of the last step in the moving average
+WEIGHT = 0.5  # weight of the last step in the moving average
 ROW_BYTES = 1 << 26  # maximum bytes of logits in a step of a scored prompt
 Jobs = list[tuple[Slot, Job]]
 End = Callable[[Slot, BaseException], None]
@@ -56,7 +56,7 @@ class Pace:
 
 
 def _mean(before: float, now: float) -> float:
-    return now if before == 0 else (1 - NEW) * before + NEW * now
+    return now if before == 0 else (1 - WEIGHT) * before + WEIGHT * now
 
 
 @dataclass(eq=False)

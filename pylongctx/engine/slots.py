@@ -15,7 +15,7 @@ from pylongctx.engine.reuse import Held, Library, Piece
 from pylongctx.engine.session import Session
 
 SIMILAR = 0.1  # fraction of a prompt that a sequence must hold to be preferred to the least recently used one
-TURN = 8  # tokens at the end of a prompt that may be others where a chat continues: they begin the answer
+TURN_TAIL = 8  # tokens at the end of a prompt that may be others where a chat continues: they begin the answer
 Snapshot = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint8]]  # see Session.save
 
 
@@ -181,7 +181,7 @@ class IdleSlots:
     def _leave_answer(self, slot: Slot) -> None:
         """Cut a text back to the prompt of its last completion, unless it was compressed beyond that."""
         assert slot.last is not None
-        end = len(slot.last.tokens) - TURN
+        end = len(slot.last.tokens) - TURN_TAIL
         if end > 0 and slot.session.reachable(end) == end:
             slot.session.rewind(end)
 

@@ -21,7 +21,7 @@ from pylongctx.model_files.gguf_checks import ALIGNMENT, ARRAY, MAX_TOKEN, SCALA
 MAGIC = b"GGUF"
 HEAD = 512  # bytes to inspect
 CONVERT = "convert it with convert_hf_to_gguf.py of llama.cpp, or download a model with pylongctx get"
-CUT = "corrupted or incomplete"  # llama.cpp's message about a truncated file
+TRUNCATED = "corrupted or incomplete"  # llama.cpp's message about a truncated file
 FETCH = "pylongctx get lists models to download"
 VERSIONS = (2, 3)
 TOKENS = "tokenizer.ggml.tokens"  # the only list of strings that is always kept
@@ -43,7 +43,7 @@ MAX_ALPHA = 1e6
 MAX_SHARDS = 2**16 - 1
 SPLIT_NAME = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf", re.DOTALL)
 FileId = tuple[int, ...]
-_good: set[tuple[FileId, str]] = set()  # valid files and overrides
+_valid: set[tuple[FileId, str]] = set()  # valid files and overrides
 
 
 def why_not_gguf(path: str) -> str:
@@ -88,7 +88,7 @@ def load_failure(path: str, said: str) -> str:
     >>> load_failure("a.gguf", "llama_model_load: error loading model: unknown architecture")
     'llama_model_load: error loading model: unknown architecture'
     """
-    if CUT not in said:
+    if TRUNCATED not in said:
         return said
     reason = said.splitlines()[0].rpartition("error loading model: ")[2].partition(", model is ")[0]
     return f"{path} is damaged or incomplete: {reason}; it has {Path(path).stat().st_size} bytes: download it again"
@@ -286,7 +286,7 @@ def _checked(path: str, overrides: Mapping[str, Any]) -> FileLayout | None:
     """Return the layout of a valid file; None for one that llama.cpp itself refuses."""
     try:
         with _opened(path) as (identity, data):
-            if (identity, repr(overrides)) in _good:
+            if (identity, repr(overrides)) in _valid:
                 return _layouts[identity]
             header = Reader(data).header()
     except Damaged as reason:
@@ -297,7 +297,7 @@ def _checked(path: str, overrides: Mapping[str, Any]) -> FileLayout | None:
     if wrong:
         raise _refused(path, "; ".join(wrong[:3]))
     _layouts[identity] = _layout(header)
-    _good.add((identity, repr(overrides)))
+    _valid.add((identity, repr(overrides)))
     return _layouts[identity]
 
 

@@ -22,7 +22,7 @@ from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.service import Service
 from pylongctx.serve.texts import token_text
 
-NAME = re.compile(r"[\w-][\w.-]{0,127}", re.ASCII)
+SLOT_FILE = re.compile(r"[\w-][\w.-]{0,127}", re.ASCII)
 STARTED = "Process-Start-Time-Unix"  # llama-server's header of /metrics
 PATIENCE = 0.5  # seconds between two looks at whether a client is still there
 
@@ -73,7 +73,7 @@ class SlotFiles:
         return found | {"timings": {"restore_ms": 1000 * (time.monotonic() - began)}}
 
     def _path(self, name: str) -> Path:
-        if not NAME.fullmatch(name):
+        if not SLOT_FILE.fullmatch(name):
             raise invalid(
                 "filename must consist of letters, digits, '.', '_' and '-', and not begin with '.'", "filename"
             )

@@ -40,7 +40,7 @@ LANGUAGES = frozenset(
     " swift toml tsx typescript ts xml yaml yml".split()
 )
 OPEN, CLOSE = "\ue000", "\ue001"  # around the number of a formula; private characters, which no text needs
-PLACE = re.compile(f"{OPEN}(\\d+){CLOSE}")
+FORMULA_PLACE = re.compile(f"{OPEN}(\\d+){CLOSE}")
 FENCE = re.compile(r" {0,12}(`{3,}|~{3,})")
 LINE = r"\n(?![ \t]*\n)"  # a formula goes over lines, but not over an empty one
 # No alternative goes over the opening sign of another formula, so the time is linear.
@@ -149,7 +149,7 @@ class MarkupSource:
 
     def restore(self, text: str) -> str:
         """Return a part of the parsed text as it was written."""
-        return PLACE.sub(lambda place: self.formulas[int(place[1])][0], text)
+        return FORMULA_PLACE.sub(lambda place: self.formulas[int(place[1])][0], text)
 
     def formula(self, number: str) -> str:
         """Return a formula as HTML."""

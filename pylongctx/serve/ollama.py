@@ -24,9 +24,9 @@ from pylongctx.serve.service import Service
 from pylongctx.serve.texts import MAX_TEXTS
 
 # request options that are fields of other APIs
-OPTIONS = frozenset({*SAMPLING, "mirostat", "repeat_last_n"} - {"grammar", "mirostat_mode"})
+SAMPLING_OPTIONS = frozenset({*SAMPLING, "mirostat", "repeat_last_n"} - {"grammar", "mirostat_mode"})
 # options about loading a model, and the equivalent command line options
-LOADING = {
+LOADING_OPTIONS = {
     "num_batch": "-b",
     "num_gpu": "-ngl",
     "main_gpu": "-mg",
@@ -34,7 +34,7 @@ LOADING = {
     "use_mmap": "--load-mode",
     "use_mlock": "--load-mode",
 }
-JSON = {"type": "object"}  # meaning of format "json"
+ANY_OBJECT = {"type": "object"}  # meaning of format "json"
 KEPT = "keep_alive has no effect: the model stays loaded until the server ends or replaces it"
 CUT = "is not supported: a prompt that does not fit is refused, --overflow evict_middle evicts old turns"
 NAMES = {"thinking": "thinking", "text": "content"}  # of blocks
@@ -82,7 +82,7 @@ class OllamaBody(Fields):
     def shared(self) -> Object:
         """Return the fields that all APIs share."""
         given = self.options or {}
-        found = {name: value for name, value in given.items() if name in OPTIONS}
+        found = {name: value for name, value in given.items() if name in SAMPLING_OPTIONS}
         wanted = given.get("num_predict")
         if isinstance(wanted, int) and wanted <= 0:  # no limit
             wanted = None
@@ -94,7 +94,7 @@ class OllamaBody(Fields):
         if self.format in (None, ""):
             return None
         if self.format == "json":
-            return JSON
+            return ANY_OBJECT
         if not isinstance(self.format, dict):
             raise invalid(f"format must be 'json' or a schema, not {json.dumps(self.format)[:60]}", "format")
         return self.format
@@ -113,14 +113,14 @@ class OllamaBody(Fields):
 
 def _without_effect(options: Mapping[str, Any], n_ctx: int) -> Iterator[tuple[str, str]]:
     for name, value in options.items():
-        if value is None or name in OPTIONS or name == "num_predict":
+        if value is None or name in SAMPLING_OPTIONS or name == "num_predict":
             continue
         if name == "num_ctx":
             if isinstance(value, int) and value > n_ctx:
                 more = f"more than the {n_ctx} tokens of this server's context: start it with -c {value}"
                 yield name, f"options.num_ctx={value} is {more}"
-        elif name in LOADING:
-            yield name, f"options.{name} has no effect: it is set when the server starts, with {LOADING[name]}"
+        elif name in LOADING_OPTIONS:
+            yield name, f"options.{name} has no effect: it is set when the server starts, with {LOADING_OPTIONS[name]}"
         else:
             yield name[:60], f"options.{name[:60]} has no effect here"
 

@@ -17,8 +17,8 @@ from pylongctx.serve.openai import template_completer
 from pylongctx.serve.service import Service
 
 MAX_DOCUMENTS = 2048
-PLACE = re.compile(r"\{(query|document)\}")
-TEMPLATE = "tokenizer.chat_template.rerank"  # a model's own template for a query and a document
+RERANK_FIELD = re.compile(r"\{(query|document)\}")
+RERANK_TEMPLATE = "tokenizer.chat_template.rerank"  # a model's own template for a query and a document
 MAX_TEXTS = 2048  # maximum texts per request
 
 
@@ -173,9 +173,9 @@ def _result(i: int, name: str, score: float, more: str, document: Any) -> dict[s
 
 def pair_tokens(host: Host, query: str, document: str) -> list[int]:
     """Return the tokens of a query and a document in the form that the model was trained on."""
-    if template := host.metadata.get(TEMPLATE):
+    if template := host.metadata.get(RERANK_TEMPLATE):
         texts = {"query": query, "document": document}
-        return host.tokens(PLACE.sub(lambda found: texts[found[1]], template))
+        return host.tokens(RERANK_FIELD.sub(lambda found: texts[found[1]], template))
     info = host.model.info
     end = [info.token_eos if info.token_eos >= 0 else info.token_sep] if info.add_eos else []
     middle = [*end, *([info.token_sep] if info.add_sep else [])]
