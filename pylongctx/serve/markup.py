@@ -75,9 +75,9 @@ def formula_html(latex: str, is_display: bool, written: str) -> str:
 
     Examples
     --------
-    >>> as_html("x", False, "$x$")
+    >>> formula_html("x", False, "$x$")
     '<math display="inline"><mrow><mi>x</mi></mrow></math>'
-    >>> as_html(r"\\frac", False, r"$\\frac$")
+    >>> formula_html(r"\\frac", False, r"$\\frac$")
     '<code>$\\\\frac$</code>'
     """
     found = _as_mathml(latex, is_display) if len(latex) <= MAX_FORMULA else None
@@ -114,9 +114,9 @@ def code_html(code: str, language: str) -> str:
 
     Examples
     --------
-    >>> as_html("x = 1", "python")
+    >>> code_html("x = 1", "python")
     '<span class="n">x</span> <span class="o">=</span> <span class="mi">1</span>'
-    >>> as_html("a < b", "")
+    >>> code_html("a < b", "")
     'a &lt; b'
     """
     if language.lower() not in LANGUAGES or len(code) > MAX_CODE:
