@@ -11,7 +11,7 @@ from pylongctx._arguments import check_count
 from pylongctx.chat.answer import AnswerParser, ChatAnswer, ChatChunk, ChatCompletion
 from pylongctx.chat.answer import collect as collect_chat
 from pylongctx.chat.conversation import Conversation, tokens_of
-from pylongctx.chat.formats import Handler, registered_handler
+from pylongctx.chat.formats import LlamaChatCompletionHandler, registered_handler
 from pylongctx.chat.template import ChatTemplate, Templates
 from pylongctx.completions import results
 from pylongctx.completions.grammar import constraint
@@ -94,7 +94,7 @@ class Completer:
         templates: Templates,
         seed: int | None = None,
         last_n_tokens_size: int = 64,
-        chat_handler: Handler | None = None,
+        chat_handler: LlamaChatCompletionHandler | None = None,
         prefills: bool = False,
     ) -> None:
         self.last_n_tokens_size = check_count("last_n_tokens_size", last_n_tokens_size, 0)

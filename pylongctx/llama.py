@@ -17,7 +17,7 @@ from pylongctx import _arguments as arguments
 from pylongctx import _log
 from pylongctx.attention.trace import Trace, record
 from pylongctx.catalog.huggingface import from_pretrained
-from pylongctx.chat.formats import Handler
+from pylongctx.chat.formats import LlamaChatCompletionHandler
 from pylongctx.chat.template import Templates
 from pylongctx.completer import Completer
 from pylongctx.completions.embeddings import CreateEmbeddingResponse, Embedder, Texts, Vectors
@@ -280,7 +280,7 @@ class Llama(Completer):
         lora_path: str | None = None,
         numa: bool | int = False,
         chat_format: str | None = None,
-        chat_handler: Handler | None = None,
+        chat_handler: LlamaChatCompletionHandler | None = None,
         draft_model: DraftModel | None = None,
         tokenizer: object | None = None,
         type_k: int | str | None = None,

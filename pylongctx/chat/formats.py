@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from pylongctx.errors import InvalidInput
 
 # llama_cpp's protocol: handler(llama=..., messages=..., and the other arguments of create_chat_completion by name)
-Handler = Callable[..., Any]
-_HANDLERS: dict[str, Handler] = {}
+LlamaChatCompletionHandler = Callable[..., Any]
+_HANDLERS: dict[str, LlamaChatCompletionHandler] = {}
 LLAMA_3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
 # llama.cpp's own formats (llama_chat_builtin_templates) that are not defined above; without tools
 OF_LLAMA_CPP = frozenset(
@@ -23,7 +23,7 @@ OF_LLAMA_CPP = frozenset(
 FUNCTIONARY = ("functionary", "functionary-v1", "functionary-v2")
 
 
-def register_chat_completion_handler(name: str) -> Callable[[Handler], Handler]:
+def register_chat_completion_handler(name: str) -> Callable[[LlamaChatCompletionHandler], LlamaChatCompletionHandler]:
     """Return a decorator that registers a function as the handler of ``chat_format=name``.
 
     Raises
@@ -44,7 +44,7 @@ def register_chat_completion_handler(name: str) -> Callable[[Handler], Handler]:
     >>> unregister_chat_completion_handler("parrot")
     """
 
-    def register(handler: Handler) -> Handler:
+    def register(handler: LlamaChatCompletionHandler) -> LlamaChatCompletionHandler:
         if name in _HANDLERS:
             raise ValueError(f"a chat handler named {name!r} is already registered")
         _HANDLERS[name] = handler
@@ -65,7 +65,7 @@ def unregister_chat_completion_handler(name: str) -> None:
     del _HANDLERS[name]
 
 
-def registered_handler(name: str | None) -> Handler | None:
+def registered_handler(name: str | None) -> LlamaChatCompletionHandler | None:
     """Return the handler of a name."""
     return _HANDLERS.get(name) if name else None
 
