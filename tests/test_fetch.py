@@ -1,4 +1,4 @@
-"""Items that a thread reads ahead (pylongctx/engine/fetch.py)."""
+"""Items that a thread reads ahead (pylongctx/engine/reuse.py)."""
 
 import threading
 import time
