@@ -1,7 +1,7 @@
 """Several answers at once on one model, for asyncio and the server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -40,6 +40,7 @@ FILL = {
 }
 NEEDED = ("fim_pre", "fim_suf", "fim_mid")  # required to fill in
 END = object()  # of a stream
+Create = Callable[..., Any]  # a method of Completer that creates an answer
 
 
 class Host:
@@ -355,7 +356,7 @@ class AsyncLlama:
             prompts: Iterable[Any] = prompt
             return choices_of(await asyncio.gather(*(self.create_completion(one, **options) for one in prompts)))
         answer: Completion | AsyncIterator[Completion]
-        answer = await self._answer("create_completion", stream, {"prompt": prompt, **options})
+        answer = await self._answer(Completer.create_completion, stream, {"prompt": prompt, **options})
         return answer
 
     @overload
@@ -372,21 +373,21 @@ class AsyncLlama:
     ) -> ChatCompletion | AsyncIterator[ChatChunk]:
         """Answer a conversation; see ``Llama.create_chat_completion``. With ``stream``, returns an async iterator."""
         answer: ChatCompletion | AsyncIterator[ChatChunk]
-        answer = await self._answer("create_chat_completion", stream, {"messages": messages, **options})
+        answer = await self._answer(Completer.create_chat_completion, stream, {"messages": messages, **options})
         return answer
 
-    async def _answer(self, method: str, stream: bool, given: Mapping[str, Any]) -> Any:
+    async def _answer(self, create: Create, stream: bool, given: Mapping[str, Any]) -> Any:
         if self._closed:
             raise RuntimeError("this AsyncLlama is closed")
         source = EngineSource(self._host, self._engine)
         if stream:
-            return self._chunks(source, method, given)
+            return self._chunks(source, create, given)
         async with self._threads:
-            return await self._in_thread(source, getattr(source.completer(), method), **given)
+            return await self._in_thread(source, create, source.completer(), **given)
 
-    async def _chunks(self, source: EngineSource, method: str, given: Mapping[str, Any]) -> AsyncIterator[Any]:
+    async def _chunks(self, source: EngineSource, create: Create, given: Mapping[str, Any]) -> AsyncIterator[Any]:
         async with self._threads:
-            chunks = await self._in_thread(source, getattr(source.completer(), method), stream=True, **given)
+            chunks = await self._in_thread(source, create, source.completer(), stream=True, **given)
             try:
                 while (chunk := await self._in_thread(source, next, chunks, END)) is not END:
                     yield chunk
