@@ -23,7 +23,7 @@ from report import table
 
 from pylongctx import _arguments as arguments
 from pylongctx.eval.planned import plan_of
-from pylongctx.planning.plan import Plan
+from pylongctx.planning import Plan
 
 GIB = 2**30
 RESERVED = GIB

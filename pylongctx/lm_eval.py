@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx import Llama
-from pylongctx.completions.logprobs import Scorer
+from pylongctx.completions.results import Scorer
 from pylongctx.engine.prefix import longest_prefix
 
 try:

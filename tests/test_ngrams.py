@@ -8,7 +8,7 @@ from llamas import TEXT, new
 
 from pylongctx import NgramCacheDraft, NgramModDraft
 from pylongctx.drafts import ngrams
-from pylongctx.engine.draft_length import DraftLength
+from pylongctx.engine.drafting import DraftLength
 
 
 def ids(*tokens):

@@ -99,7 +99,7 @@ def own_draft(args: argparse.Namespace) -> dict[str, Any]:
     if own and wanted[-1] != own[0]:
         raise ValueError(f"--spec-type: {own[0]} comes after other kinds, not before {wanted[-1]}")
     if own == [MTP]:
-        from pylongctx.drafts.mtp import MtpDraft
+        from pylongctx.drafts.model import MtpDraft
 
         return {"draft": MtpDraft(**_given(args, NUMBERS))}
     return {"draft": SELF} if own else {}

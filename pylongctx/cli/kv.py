@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pylongctx.attention import Compression
-    from pylongctx.engine.usage import KVUsage
+    from pylongctx.engine.context import KVUsage
     from pylongctx.eval.passkey import Prompt, Trial
     from pylongctx.llama import Llama
 

@@ -57,9 +57,8 @@ def model_words(args: argparse.Namespace) -> list[str]:
 
 def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int, bool]) -> int:
     """Serve several models until Ctrl-C or SIGTERM, each in its own process."""
-    from pylongctx.serve.children import Children, Limits
+    from pylongctx.serve.children import Children, Limits, Shelf
     from pylongctx.serve.router import Router
-    from pylongctx.serve.shelf import Shelf
 
     shelf = Shelf(words)
     most = MAX_MODELS if args.models_max is None else args.models_max
@@ -71,9 +70,8 @@ def run_router(args: argparse.Namespace, words: list[str], settings: "Settings",
 
 def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", address: tuple[str, int, bool]) -> int:
     """Serve a model in a process that is restarted when it exits, such as after the loss of an RPC server."""
-    from pylongctx.serve.children import Children, Limits
+    from pylongctx.serve.children import Children, Limits, OneModel
     from pylongctx.serve.router import Router
-    from pylongctx.serve.shelf import OneModel
 
     words = child_words(args.argv, "-m", "--model", "-a", "--alias")
     if args.positional_model:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pylongctx.planning.devices import Device
+    from pylongctx.planning import Device
 
 EPILOG = """On the other machine: Llama(..., rpc_servers="HOST:PORT", n_gpu_layers=-1), or --rpc HOST:PORT -ngl -1.
 One client at a time. No authentication, no encryption: anyone who can connect can read and crash this process."""
@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
-    from pylongctx.planning.devices import devices, serve_devices
+    from pylongctx.planning import devices, serve_devices
 
     if args.list_devices:
         print("\n".join(map(_line, devices())))

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx.cli.arguments import PREFIX, Options, file_text, integer, json_object, number, on_off_auto
 from pylongctx.cli.options import one
-from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS, Number
-from pylongctx.engine.sampling.samplers import sampler_names
+from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS, Number, sampler_names
 
 if TYPE_CHECKING:
     from pylongctx.completions.grammar import LlamaGrammar

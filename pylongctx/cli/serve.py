@@ -128,7 +128,7 @@ def _add_answers(options: Options) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the model and serve it until Ctrl-C or SIGTERM."""
     try:
-        from pylongctx.parallel.host import Host
+        from pylongctx.parallel import Host
         from pylongctx.serve.server import announce, inherited, listen, serve, share_heaps
         from pylongctx.serve.service import Service
     except ModuleNotFoundError as reason:

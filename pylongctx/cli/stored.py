@@ -15,9 +15,8 @@ from pylongctx._tables import show_table
 from pylongctx._units import age_text, bytes_text
 from pylongctx.engine.saved_state import read_identity
 from pylongctx.errors import LctxError
-from pylongctx.store.entries import StoredFile
-from pylongctx.store.folder import Folder
-from pylongctx.store.words import line, shown
+from pylongctx.store.folder import Folder, StoredFile
+from pylongctx.store.layout import line, shown
 
 
 @dataclass

@@ -16,8 +16,7 @@ from pylongctx.eval.rope import SCALINGS, Positions, positions_of, scaling
 from pylongctx.eval.runner import Cell
 from pylongctx.eval.task import Task
 from pylongctx.llama import Llama
-from pylongctx.methods import NONE, Full, named
-from pylongctx.methods.table import CLASSES
+from pylongctx.methods import CLASSES, NONE, Full, named
 from pylongctx.models import embedded_model
 
 if sys.version_info >= (3, 11):

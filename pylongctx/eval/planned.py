@@ -6,7 +6,7 @@ from typing import Any
 
 from pylongctx import _arguments as arguments
 from pylongctx.llama import Llama
-from pylongctx.planning.plan import Plan
+from pylongctx.planning import Plan
 
 
 def plan_of(path: str, method: str, threads: tuple[int, int], given: Mapping[str, Any]) -> Plan:

@@ -25,7 +25,7 @@ from pylongctx.eval.scorers import mean, string_match_part
 from pylongctx.eval.task import Answer, Record, Sample, SingleModel, Vocabulary, greedy, memory
 from pylongctx.llama import Llama
 from pylongctx.methods import Method
-from pylongctx.methods.checks import check_share
+from pylongctx.methods.base import check_share
 
 ASKED = {"number": "recall", "literal": "recall-names", "paraphrase": "recall-paraphrased"}  # and names of tasks
 INTRO = "Some facts are hidden in the following text. Remember them. I will ask for them afterwards.\n\n"

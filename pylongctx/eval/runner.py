@@ -16,7 +16,7 @@ from pylongctx.eval.reuse import REPLAY, by_text, why_no_compression
 from pylongctx.eval.task import Evaluate, ModelVocabulary, OpenLlama, Question, Record, Sample, Task
 from pylongctx.llama import Llama
 from pylongctx.methods import NONE, named
-from pylongctx.methods.checks import check_share
+from pylongctx.methods.base import check_share
 
 
 @dataclass(frozen=True)

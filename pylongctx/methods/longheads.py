@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method
-from pylongctx.methods.checks import check_int, check_multiple, check_word
+from pylongctx.methods.base import Method, check_int, check_multiple, check_word
 
 CHUNK_MULTIPLE = 16
 TILES = (1, 64)

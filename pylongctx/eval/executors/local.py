@@ -19,7 +19,7 @@ from pylongctx.eval.executors.units import Failed, Unit, reason_of
 from pylongctx.eval.planned import plan_of
 from pylongctx.eval.runner import Cell, context_window
 from pylongctx.eval.task import Record
-from pylongctx.planning.plan import most
+from pylongctx.planning import most
 
 TRIES = 3  # workers that may die on a sample before it is given up
 SPAWN = get_context("spawn")  # a fork copies locks that other threads hold
