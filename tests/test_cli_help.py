@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from pylongctx.cli import COMMANDS, GROUPS, main, make_parser
-from pylongctx.cli.help import COMMON
+from pylongctx.cli.arguments import COMMON
 
 PARSERS = make_parser().commands()
 

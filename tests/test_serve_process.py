@@ -149,7 +149,7 @@ def test_a_server_of_several_models_leaves_no_process(folder, number):
 
 
 def test_options_of_several_models(monkeypatch):
-    from pylongctx.cli.router import child_words, model_words
+    from pylongctx.cli.serve import child_words, model_words
 
     parser = argparse.ArgumentParser()
     serve.add_parser(parser.add_subparsers())

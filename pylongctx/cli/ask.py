@@ -12,8 +12,7 @@ from pylongctx._cache_folder import cache_folder
 from pylongctx.cli.arguments import Options
 from pylongctx.cli.console import Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
-from pylongctx.cli.method import short_name
-from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, model_path, open_llama
+from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, model_path, open_llama, short_name
 from pylongctx.cli.sampling import (
     add_answer_options,
     add_sampling_options,

@@ -1,18 +1,30 @@
-"""Terminal and pipe input and output: messages, answers, progress, Ctrl-C."""
+"""Terminal and pipe input and output: messages, answers, progress, Ctrl-C.
 
+Lines are edited by Python's readline: prompt_toolkit asks the terminal for the position of the cursor and redraws the
+prompt, which a terminal that only receives text cannot do, and its import takes a third of a second. Answers are not
+drawn by ``rich.live``, which cannot keep text that is higher than the screen; rich renders each block.
+"""
+
+import atexit
+import glob
+import os
+import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar
 
-from rich.console import Console
+from markdown_it import MarkdownIt
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import Heading, Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.syntax import Syntax
 from rich.text import Text
 
-from pylongctx.cli import typing
-from pylongctx.cli.wrap import Wrapper
+from pylongctx._cache_folder import cache_folder
 
 try:
     import readline  # gives input() line editing and history
@@ -135,8 +147,6 @@ class Output:
 
     def answer(self, pieces: Iterable[tuple[str, str]]) -> bool:
         """Stream an answer of (kind, text) pairs; returns whether there was any text."""
-        from pylongctx.cli.markdown import MarkdownWriter
-
         writer, last = MarkdownWriter(sys.stdout.write, self._answers), None
         try:
             for kind, text in pieces:
@@ -176,7 +186,7 @@ class Messages:
     def __init__(self, output: Output, words: Sequence[str] = ()) -> None:
         self.interactive = sys.stdin.isatty()
         if self.interactive and readline is not None:
-            typing.prepare(readline, words)
+            prepare(readline, words)
         self._output = output
         self._asked_to_leave = False
 
@@ -250,3 +260,308 @@ def _typed(prompt: str) -> str:
         return input(prompt)
     print(prompt, end="", file=sys.stderr, flush=True)  # stdout is for answers
     return input()
+
+
+# ---- word wrap ----
+
+PIECES = re.compile(r"\n|[^\S\n]+|\S+")
+CODE_MARK = "```"  # delimits code, which is not wrapped
+
+
+class Wrapper:
+    """Inserts line breaks before words that do not fit.
+
+    A word is held back until it is complete. Code between fences stays as it is.
+
+    Parameters
+    ----------
+    width : callable
+        Returns the number of columns of the terminal.
+
+    Examples
+    --------
+    >>> wrapper = Wrapper(lambda: 10)
+    >>> wrapper.feed("one two thr") + wrapper.feed("ee four") + wrapper.flush()
+    'one two\\nthree four'
+    """
+
+    def __init__(self, width: Callable[[], int]) -> None:
+        self._width = width
+        self._held = ""  # spaces and the beginning of the next word
+        self._column = 0
+        self._in_code = False
+
+    def feed(self, text: str) -> str:
+        """Return the part of the text that can be shown now."""
+        pieces = PIECES.findall(self._held + text)
+        n = 0 if not pieces or pieces[-1] == "\n" else 2 if len(pieces) > 1 and pieces[-2].isspace() else 1
+        ready, self._held = pieces[: len(pieces) - n], "".join(pieces[len(pieces) - n :])
+        return self._wrapped(ready)
+
+    def flush(self) -> str:
+        """Return the text that was held back."""
+        ready, self._held = PIECES.findall(self._held), ""
+        return self._wrapped(ready)
+
+    def _wrapped(self, pieces: list[str]) -> str:
+        shown, space = "", ""
+        for piece in pieces:
+            if piece == "\n":
+                shown, space, self._column = shown + space + piece, "", 0
+            elif piece.isspace():
+                space = piece
+            else:
+                shown += self._word(space, piece)
+                space = ""
+        self._column += cell_len(space)
+        return shown + space
+
+    def _word(self, space: str, word: str) -> str:
+        self._in_code ^= word.startswith(CODE_MARK) and self._column + len(space) == 0
+        n = cell_len(word)
+        overflows = self._column + len(space) + n > self._width()
+        if space and self._column and overflows and not self._in_code:
+            self._column = n
+            return f"\n{word}"
+        self._column += cell_len(space) + n
+        return space + word
+
+
+# ---- Markdown ----
+
+FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$")
+HEADING = re.compile(r"#{1,6}\s")
+MARKS = re.compile(r"[*_`#>|~\[\\<&]|^\s*(?:[-+]|\d+[.)])\s|^\s*[-=]+\s*$", re.MULTILINE)
+FORMULA = re.compile(r"\\(?=[()\[\]])")  # \( and \[ are LaTeX here, not escaped brackets
+STYLE = re.compile("\x1b\\[[\\d;]*m")
+THEME = "ansi_dark"  # the terminal's own colors
+CONTEXT = 100  # previous lines of code that are lexed together with a line
+
+_PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+
+
+class _Heading(Heading):
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the text left-aligned, without a box."""
+        self.text.justify = "left"
+        yield self.text
+
+
+class _Document(Markdown):
+    """Markdown whose raw HTML is shown as text."""
+
+    elements: ClassVar = {**Markdown.elements, "heading_open": _Heading}
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", code_theme=THEME, hyperlinks=False)
+        self.markup = text
+        self.parsed = _PARSER.parse(FORMULA.sub(r"\\\\", text))
+
+
+class MarkdownWriter:
+    """Writes streamed Markdown to a terminal.
+
+    A paragraph, list or table is written as plain text and replaced by its rendering once it is complete; a line of
+    fenced code likewise. A block that is higher than the screen stays plain, since a terminal cannot rewrite it.
+
+    Parameters
+    ----------
+    write : callable
+        Writes text to the terminal.
+    console : rich.console.Console
+        Renders the blocks.
+    size : callable
+        Returns the columns and rows of the terminal.
+
+    Examples
+    --------
+    >>> writer = MarkdownWriter(sys.stdout.write, Console())
+    >>> writer.feed("Some **bold** text.")
+    >>> writer.finish()
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        console: Console,
+        size: Callable[[], tuple[int, int]] = shutil.get_terminal_size,
+    ) -> None:
+        self._write = write
+        self._console = console
+        self._size = size
+        self._fence = ""  # the mark that closes the code
+        self._code: list[str] = []
+        self._lexer = ""
+        self._begin()
+
+    def feed(self, text: str) -> None:
+        """Write a piece of the text."""
+        for piece in re.findall(r"[^\n]*\n|[^\n]+", text):
+            self._piece(piece)
+
+    def finish(self) -> None:
+        """Render the unfinished last block."""
+        self._end()
+        self._fence = ""
+
+    def _begin(self) -> None:
+        self._source = ""  # the source of the block, or of the line of code
+        self._shown = ""  # the part of it on the screen
+        self._wrapper = Wrapper(lambda: self._size()[0])
+
+    def _piece(self, piece: str) -> None:
+        if self._source.endswith("\n\n") and not piece[0].isspace():
+            self._end()
+        self._source += piece
+        self._show(piece if self._fence else self._wrapper.feed(piece))
+        if piece.endswith("\n"):
+            self._line_ended()
+
+    def _line_ended(self) -> None:
+        line = self._source[:-1].rpartition("\n")[2]
+        if self._fence:
+            self._code_line(line)
+        elif (found := FENCE.match(line)) is not None:
+            self._split(line)
+            self._erase()
+            self._fence, self._lexer, self._code = found[1], found[2], []
+            self._begin()
+        elif HEADING.match(line):
+            self._split(line)
+            self._end()
+
+    def _split(self, line: str) -> None:
+        """End the block before its last line, which then starts a new block."""
+        before = self._source[: -len(line) - 1]
+        if not before:
+            return
+        if self._erase():
+            self._write(self._rendered(before))
+            self._begin()
+            self._source = self._shown = f"{line}\n"
+            self._write(self._shown)
+        else:
+            self._begin()
+            self._source = f"{line}\n"
+
+    def _closes(self, line: str) -> bool:
+        mark = line.strip()
+        return set(mark) == {self._fence[0]} and len(mark) >= len(self._fence)
+
+    def _code_line(self, line: str) -> None:
+        if self._closes(line):
+            self._erase()
+            self._fence = ""
+        else:
+            self._code.append(line)
+            if self._erase():
+                self._write(self._highlighted() + "\n")
+        self._begin()
+
+    def _end(self) -> None:
+        """Replace the block on the screen by its rendering, if that differs."""
+        if self._fence:
+            if self._closes(self._source):
+                self._erase()
+        elif MARKS.search(self._source) and self._erase():
+            self._write(self._rendered(self._source))
+        else:
+            self._write(self._wrapper.flush())
+        self._begin()
+
+    def _show(self, text: str) -> None:
+        self._shown += text
+        self._write(text)
+
+    def _erase(self) -> bool:
+        """Erase the block from the screen; returns whether all of it was still visible."""
+        columns, rows = self._size()
+        height = sum(max(1, -(-cell_len(line) // columns)) for line in self._shown.split("\n"))
+        if height >= rows:
+            return False
+        up = f"\x1b[{height - 1}A" if height > 1 else ""
+        self._write(f"\r{up}\x1b[J")
+        return True
+
+    def _rendered(self, source: str) -> str:
+        text = source.strip("\n")
+        before, after = source.split(text)
+        with self._console.capture() as capture:
+            self._console.print(_Document(text), width=self._size()[0])
+        lines = [line.rstrip() for line in capture.get().split("\n")]
+        seen = [n for n, line in enumerate(lines) if STYLE.sub("", line).strip()]
+        return before + "\n".join(lines[seen[0] : seen[-1] + 1] if seen else []) + after
+
+    def _highlighted(self) -> str:
+        lines = self._code[-CONTEXT:]
+        code = Syntax("", self._lexer or "text", theme=THEME).highlight("\n".join(lines))
+        line = code.split("\n", allow_blank=True)[len(lines) - 1]
+        with self._console.capture() as capture:
+            self._console.print(line, end="", soft_wrap=True, highlight=False)
+        return capture.get()
+
+
+# ---- line editing ----
+
+FILE = "history"  # in the cache folder
+MAX_LINES = 1000  # lines
+
+
+def prepare(readline: Any, words: Sequence[str]) -> None:
+    """Set up readline: a paste is one line, lines are remembered, words and paths are completed."""
+    path = cache_folder() / FILE
+    readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
+    readline.parse_and_bind("tab: complete")
+    readline.set_completer_delims("")
+    readline.set_completer(lambda text, n: _nth(completions(text, words), n))
+    readline.set_history_length(MAX_LINES)
+    with suppress(OSError):
+        readline.read_history_file(path)
+    atexit.register(_write, readline, path)
+
+
+def _write(readline: Any, path: Any) -> None:
+    with suppress(OSError):  # a history file is optional
+        path.parent.mkdir(parents=True, exist_ok=True)
+        readline.write_history_file(path)
+        os.chmod(path, 0o600)
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """Turn off echo during an answer; the next prompt receives what is typed."""
+    import termios
+
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except (termios.error, ValueError):  # not a terminal, or closed
+        yield
+        return
+    quiet = before.copy()
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+def completions(line: str, words: Sequence[str]) -> list[str]:
+    """Return the completions of a line: a word, or after the first space a path.
+
+    Examples
+    --------
+    >>> completions("/re", ["/read", "/regen", "/save"])
+    ['/read ', '/regen ']
+    """
+    command, space, path = line.partition(" ")
+    if not space:
+        return [f"{word} " for word in words if line and word.startswith(line)]
+    if command not in words:
+        return []
+    found = sorted(glob.glob(glob.escape(os.path.expanduser(path)) + "*"))
+    return [f"{command} {name}{os.sep if os.path.isdir(name) else ''}" for name in found]
+
+
+def _nth(found: Sequence[str], n: int) -> str | None:
+    return found[n] if n < len(found) else None

@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pylongctx.cli.arguments import Options, integer, number
+from pylongctx.cli.arguments import Options, integer, layers, number
 from pylongctx.cli.get import fetched
-from pylongctx.cli.values import layers
 
 if TYPE_CHECKING:
     from pylongctx.drafts.speculative import LlamaDraftModel

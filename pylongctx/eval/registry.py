@@ -26,8 +26,8 @@ class TaskEntry(NamedTuple):
     lengths : str
         Default of ``--lengths``, in tokens.
     options : bool
-        Whether ``pylongctx.cli.eval.NAME`` adds the options. Else the class has the standard ones: ``data`` if it reads
-        a file, ``tests`` for ``--limit``, and ``max_tokens`` for ``--predict``.
+        Whether ``OWN_OPTIONS`` of ``pylongctx.cli.eval`` has its options. Else the class has the standard ones:
+        ``data`` if it reads a file, ``tests`` for ``--limit``, and ``max_tokens`` for ``--predict``.
     plans_only : bool
         Whether only ``pylongctx matrix`` knows it.
 
