@@ -45,7 +45,7 @@ $(VENV)/.build-tools: $(BIN)/pip pyproject.toml
 
 # an editable install: Python files from here, the library rebuilt as far as needed
 build: $(VENV)/.build-tools
-	$(INSTALL) --editable .
+	$(INSTALL) --editable .[cli]
 
 PASSKEY := $(BIN)/pylongctx eval passkey --method full --method selfextend --method longheads
 
@@ -120,7 +120,7 @@ test-peers: test-build
 
 # without the library: mypy and import-linter read the sources, and the packages whose types they use
 $(VENV)/.lint-tools: $(BIN)/pip pyproject.toml
-	$(PIP) install ruff mypy "import-linter>=2.17" clang-format==18.1.8 cffi llguidance markdown-it-py numpy rich
+	$(PIP) install ruff mypy "import-linter>=2.17" clang-format==18.1.8 cffi llguidance markdown-it-py numpy rich shtab
 	touch $@
 
 lint: $(VENV)/.lint-tools
@@ -198,7 +198,7 @@ tools-ik: $(VENV)/.build-tools
 # a library of its own in build/ALONE, with the harness, and tests of kernels and memory on it
 ALONE_TESTS := test_ops.py test_multiply.py test_chunks.py test_oracle_chunks.py test_evict.py test_memory.py \
     test_corm_sequences.py test_pages.py test_order.py
-INSTALL_ALONE = $(PIP) install pytest hypothesis gguf numpy cffi rich && \
+INSTALL_ALONE = $(PIP) install pytest hypothesis gguf numpy cffi rich llguidance markdown-it-py && \
     $(PIP) install --no-build-isolation --no-deps --upgrade --target build/$(ALONE) . -C build-dir=build/$(ALONE)/build \
         -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
 # -S and another folder: neither the editable install nor the source tree in front of this library

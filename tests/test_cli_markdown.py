@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from pylongctx.cli.console import MarkdownWriter
+from pylongctx.cli.markdown import MarkdownWriter
 
 COLUMNS, ROWS = 40, 12
 RULE = "\N{BOX DRAWINGS LIGHT HORIZONTAL}"

@@ -7,14 +7,14 @@ import pytest
 
 from pylongctx import Corm, LongHeads, SelfExtend
 from pylongctx.cli import main
-from pylongctx.cli.options import add_llama_options, chosen_method, llama_arguments, model_path, open_llama
-from pylongctx.cli.sampling import (
+from pylongctx.cli.generation import (
     add_sampling_options,
     add_template_options,
     sampling_arguments,
     template_arguments,
     wanted_grammar,
 )
+from pylongctx.cli.options import add_llama_options, chosen_method, llama_arguments, model_path, open_llama
 from pylongctx.models import embedded_model
 from upstream import option_source
 

@@ -13,8 +13,8 @@ from pylongctx.cli.arguments import pair
 from pylongctx.cli.eval import SHOWN
 from pylongctx.cli.eval_cells import make_tasks
 from pylongctx.cli.options import method_list
-from pylongctx.eval.keyvalue import KeyValue
 from pylongctx.eval.registry import TASKS, task_class
+from pylongctx.eval.retrieval import KeyValue
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import pytest
 from vocabulary import Words, total
 
-from pylongctx.eval.keyvalue import KeyValue
+from pylongctx.eval.retrieval import KeyValue
 from pylongctx.eval.task import Answer
 
 PAIRS = [[f"key{i}", f"value{i}"] for i in range(40)]

@@ -5,7 +5,7 @@ import json
 import pytest
 from vocabulary import Words, total
 
-from pylongctx.eval.longeval import LongEval
+from pylongctx.eval.retrieval import LongEval
 from pylongctx.eval.task import Answer
 
 LINES = [f"line quiet-word{i}: REGISTER_CONTENT is <{10000 + i}>\n" for i in range(50)]

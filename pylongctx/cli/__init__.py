@@ -11,6 +11,7 @@ from pylongctx._log import LOG, show
 from pylongctx.cli.arguments import Parser, command_list, reason_of, unread_variables
 
 PROGRAM = "pylongctx"
+INSTALL = "pip install 'pylongctx[cli]'"
 # command name: its module, with the function that adds it unless that is add_parser, and its help text
 COMMANDS = {
     "ask": ("ask", "ask about files"),
@@ -72,7 +73,11 @@ def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 for an error, 130 for Ctrl-C."""
     words = sys.argv[1:] if argv is None else argv
-    parser = make_parser(words[0] if words else "")
+    try:
+        parser = make_parser(words[0] if words else "")
+    except ModuleNotFoundError as reason:
+        print(f"pylongctx: error: the command line needs more packages ({reason}): {INSTALL}", file=sys.stderr)
+        return 1
     show()
     args = parse(parser, argv)
     for name in unread_variables(args):

@@ -165,6 +165,14 @@ def unread_variables(args: argparse.Namespace) -> list[str]:
     return [] if not known else sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
 
 
+def one(args: argparse.Namespace, *names: str) -> Any:
+    """Return the value of the one option that was given; ValueError when several were."""
+    given = [name for name in names if getattr(args, name, None) is not None]
+    if len(given) > 1:
+        raise ValueError(f"give one of {' and '.join('--' + name.replace('_', '-') for name in given)}")
+    return getattr(args, given[0]) if given else None
+
+
 def _refusal(reason: str, but: Sequence[str]) -> Callable[[str], None]:
     def refuse(text: str) -> None:
         if text not in but and not (isinstance(text, FromEnvironment) and text in FALSE):

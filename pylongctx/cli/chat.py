@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx._units import bytes_text
 from pylongctx.cli.arguments import Options, file_text, integer, number, on_off_auto
-from pylongctx.cli.console import Messages, Meter, Output, Stop, unechoed
+from pylongctx.cli.console import Messages, Meter, Stop, unechoed
 from pylongctx.cli.conversation import Autosave, Conversation, latest
+from pylongctx.cli.generation import (
+    add_answer_options,
+    add_sampling_options,
+    add_template_options,
+    add_text_options,
+    given_text,
+    sampling_arguments,
+    template_arguments,
+)
+from pylongctx.cli.markdown import AnswerOutput
 from pylongctx.cli.options import (
     add_llama_options,
     advised_sampling,
@@ -27,15 +37,6 @@ from pylongctx.cli.options import (
     read_method,
     short_name,
     with_method,
-)
-from pylongctx.cli.sampling import (
-    add_answer_options,
-    add_sampling_options,
-    add_template_options,
-    add_text_options,
-    given_text,
-    sampling_arguments,
-    template_arguments,
 )
 from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS
 from pylongctx.errors import ContextFull, PromptTooLong
@@ -75,7 +76,7 @@ class Commands(ABC):
     ----------
     args : argparse.Namespace
         The arguments of the command line.
-    output : Output
+    output : AnswerOutput
         Receives notes.
     stop : Stop
         Tells whether Ctrl-C was pressed.
@@ -86,7 +87,7 @@ class Commands(ABC):
     """
 
     def __init__(
-        self, args: argparse.Namespace, output: Output, stop: Stop, meter: Meter, conversation: Conversation
+        self, args: argparse.Namespace, output: AnswerOutput, stop: Stop, meter: Meter, conversation: Conversation
     ) -> None:
         self.args, self.output, self.stop, self.meter = args, output, stop, meter
         self.conversation = conversation
@@ -356,13 +357,13 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Chat until the end of the input; returns 1 when a scripted message could not be answered."""
-    return ChatLoop(args, Output(args.color, args.markdown is not False)).run()
+    return ChatLoop(args, AnswerOutput(args.color, args.markdown is not False)).run()
 
 
 class ChatLoop(Commands):
     """The loop: messages and commands in, answers and notes out."""
 
-    def __init__(self, args: argparse.Namespace, output: Output) -> None:
+    def __init__(self, args: argparse.Namespace, output: AnswerOutput) -> None:
         stop = Stop()
         meter = Meter(output.notes, stop)
         self.failed = self._interactive = False

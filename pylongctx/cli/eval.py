@@ -277,8 +277,7 @@ def _data(text: str) -> tuple[str, str]:
 
 def run_ruler(args: argparse.Namespace) -> int:
     """Run the tasks and print a table by length, with the mean of the tasks in the last row."""
-    from pylongctx.eval.ruler import NAMES, Ruler
-    from pylongctx.eval.ruler.niah import KINDS
+    from pylongctx.eval.ruler import KINDS, NAMES, Ruler
 
     data = dict(args.data)
     names = [name for name in NAMES if not name.startswith("qa") or name in data]
@@ -436,7 +435,7 @@ def _curves(measured: list[Measured], stride: int) -> Table:
 
 
 def _divergence(args: argparse.Namespace) -> int:
-    from pylongctx.eval.kld import Divergence
+    from pylongctx.eval.perplexity import Divergence
 
     if args.mode not in (None, "llama.cpp") or args.ppl_stride is not None:
         raise ValueError("--kl-divergence is measured on llama.cpp's chunks: leave --mode and --ppl-stride out")

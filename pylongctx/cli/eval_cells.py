@@ -16,9 +16,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from pylongctx._guess import guess
-from pylongctx._tables import show_table
 from pylongctx.cli import arguments
 from pylongctx.cli.arguments import pair, reported
+from pylongctx.cli.console import show_table
 from pylongctx.cli.options import add_methods, add_model_options, llama_arguments, model_path
 from pylongctx.eval.registry import TaskEntry, task_class
 from pylongctx.methods import NONE, named
@@ -227,7 +227,7 @@ def make_all(cells: Sequence[Cell], progress: CellProgress, refused: list[Refusa
     A task without samples of a length is an error, unless ``refused`` is given: then the cell and the reason are added
     to that list, and the other cells are prepared.
     """
-    from pylongctx.eval.executors.units import reason_of
+    from pylongctx.eval.executors import reason_of
     from pylongctx.eval.runner import make_samples
 
     made: dict[Key, list[Sample]] = {}

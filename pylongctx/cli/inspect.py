@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from pylongctx._tables import show_table
 from pylongctx._units import bytes_text
+from pylongctx.cli.console import show_table
 from pylongctx.cli.options import add_methods, add_model_options, add_prompt_options, llama_arguments, model_path
 from pylongctx.files import read_file, without_note
 from pylongctx.methods import LongHeads, Method, parse

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pylongctx._tables import show_table
 from pylongctx._units import age_text, bytes_text
+from pylongctx.cli.console import show_table
 from pylongctx.engine.saved_state import read_identity
 from pylongctx.errors import LctxError
 from pylongctx.store.entries import StoredFile

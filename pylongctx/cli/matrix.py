@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from pylongctx._free import available_cpus
-from pylongctx._tables import show_table
 from pylongctx.cli.arguments import pair, reported
+from pylongctx.cli.console import show_table
 from pylongctx.cli.eval_cells import PARALLEL, CellProgress, Cells, Refusal, int_list, make_all
 from pylongctx.cli.get import fetched
 from pylongctx.cli.options import add_methods
 
 if TYPE_CHECKING:
     from pylongctx.cli.eval_cells import Cells
-    from pylongctx.eval.executors import Executor
-    from pylongctx.eval.executors.units import Unit
+    from pylongctx.eval.executors import Executor, Unit
     from pylongctx.eval.matrix import Matrix
     from pylongctx.eval.runner import Cell, Results
 

@@ -21,6 +21,7 @@ from pylongctx.cli.arguments import (
     layers,
     mib,
     number,
+    one,
     one_of,
     rope_scaling,
     shares,
@@ -29,7 +30,7 @@ from pylongctx.cli.arguments import (
     switched,
     with_origins,
 )
-from pylongctx.cli.drafts import add_draft_options, draft_model, own_draft
+from pylongctx.cli.generation import add_draft_options, draft_model, own_draft
 from pylongctx.cli.get import fetched
 from pylongctx.model_files.overrides import EXPERTS, first_layers
 from pylongctx.models import embedded_model
@@ -376,14 +377,6 @@ def _loras(args: argparse.Namespace) -> list[tuple[str, float]]:
     return plain
 
 
-def one(args: argparse.Namespace, *names: str) -> Any:
-    """Return the value of the one option that was given; ValueError when several were."""
-    given = [name for name in names if getattr(args, name, None) is not None]
-    if len(given) > 1:
-        raise ValueError(f"give one of {' and '.join('--' + name.replace('_', '-') for name in given)}")
-    return getattr(args, given[0]) if given else None
-
-
 # ---- the method ----
 
 METHOD_VARIABLE = "LCTX_METHOD"
@@ -675,8 +668,8 @@ WITHOUT_EFFECT = ("-dt", "--defrag-thold")
 
 def add_foreign_options(options: Options, server: bool = False) -> None:
     """Accept options that request the existing behavior, and refuse some others with a reason; ``server``: its own."""
-    for one in REFUSED_BY_SERVER if server else REFUSED:
-        options.refuse(*one.names.split(), env=one.variable, reason=one.reason, but=one.but)
+    for names, reason, variable, but in REFUSED_BY_SERVER if server else REFUSED:
+        options.refuse(*names.split(), env=variable, reason=reason, but=but)
     for names, value in (FIXED_OF_SERVER if server else FIXED).items():
         options.refuse(*names.split(), reason=f"{value} is what pylongctx does", but=(value,))
     for name in ACCEPTED_BY_SERVER if server else ACCEPTED:

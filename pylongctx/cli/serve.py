@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx._log import LOG
 from pylongctx.cli.arguments import FromEnvironment, Options, file_text, integer, number, one_of
+from pylongctx.cli.generation import add_sampling_options, add_template_options, sampling_arguments, template_arguments
 from pylongctx.cli.options import add_foreign_options, add_llama_options, advised_sampling, model_path, open_model
-from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
 
 if TYPE_CHECKING:
     from pylongctx.llama import Llama
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         from pylongctx.serve.server import announce, inherited, listen, serve, share_heaps
         from pylongctx.serve.service import Service
     except ModuleNotFoundError as reason:
-        raise ImportError(f"the server needs more packages ({reason}): pip install pylongctx[server]") from reason
+        raise ImportError(f"the server needs more packages ({reason}): pip install 'pylongctx[server]'") from reason
 
     share_heaps()
     if folders := model_words(args):

@@ -4,12 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.table import Table
-
 from pylongctx._free import address_room
 from pylongctx._lib import InvalidInput, lib
 from pylongctx._log import LOG
-from pylongctx._tables import table_text
 from pylongctx._units import bytes_text
 from pylongctx.planning.plan import ROWS, STEP, Plan, Sizes
 from pylongctx.planning.suggestions import for_longer_context, suggestions
@@ -83,13 +80,14 @@ def explain(plan: Plan, longest: int) -> str:
 
 def table(sizes: list[Sizes]) -> str:
     """Return the sizes as lines of text with a column per device."""
-    lines = Table(box=None, pad_edge=False)
-    lines.add_column("")
-    for size in sizes:
-        lines.add_column(size.device, justify="right")
+    rows = [["", *(size.device for size in sizes)]]
     for name, label in ROWS.items():
         if any(getattr(size, name) for size in sizes):
-            lines.add_row(label, *(bytes_text(getattr(size, name)) for size in sizes))
-    lines.add_row("sum", *(bytes_text(size.total) for size in sizes))
-    lines.add_row("free", *("unknown" if size.free is None else bytes_text(size.free) for size in sizes))
-    return table_text(lines)
+            rows.append([label, *(bytes_text(getattr(size, name)) for size in sizes)])
+    rows.append(["sum", *(bytes_text(size.total) for size in sizes)])
+    rows.append(["free", *("unknown" if size.free is None else bytes_text(size.free) for size in sizes)])
+    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        f"{row[0]:{first}}" + "".join(f" {cell:>{n}}" for cell, n in zip(row[1:], widths, strict=True)) for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
