@@ -4,7 +4,7 @@ python patches/refresh.py import            build/patches: upstream (tag upstrea
 python patches/refresh.py export            write the commits since upstream-head to patches/*.patch and series
 python patches/refresh.py export --check    write nothing, fail when a file would change
 python patches/refresh.py prove [VERSION..] apply the series to older releases (older.txt), compile, say how it went
-python patches/refresh.py check DIR         apply the series to a copy of a llama.cpp tree, and check that native/ compiles
+python patches/refresh.py check DIR         apply the series to a copy of a llama.cpp tree, check that native/ compiles
 """
 
 import argparse

@@ -7,6 +7,8 @@ import pytest
 from pylongctx.cli import COMMANDS, GROUPS, main, make_parser
 from pylongctx.cli.arguments import COMMON
 
+pytestmark = pytest.mark.check
+
 PARSERS = make_parser().commands()
 
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.check
+
 WITHOUT = "import sys; sys.modules |= dict.fromkeys({missing!r}); "
 EXTRAS = ("rich", "markdown_it", "shtab", "llguidance", "matplotlib", "fastapi", "uvicorn")
 

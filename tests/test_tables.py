@@ -9,6 +9,8 @@ from rich.table import Table
 from pylongctx.cli.console import show_table
 from pylongctx.cli.get import model_table
 
+pytestmark = pytest.mark.check
+
 TITLE = "KV memory of a-model-with-a-long-name.gguf"
 PATH = "/usr/lib/python3/site-packages/pylongctx/lib/libllama.so"
 

@@ -94,7 +94,7 @@ def word_list(name: str) -> list[str]:
     try:
         file = resources.files("wonderwords") / "assets" / f"{name}list.txt"
     except ImportError as reason:
-        raise ImportError("RULER's words come from the package wonderwords: pip install pylongctx[eval]") from reason
+        raise ImportError("RULER's words come from the package wonderwords: pip install 'pylongctx[eval]'") from reason
     return [line.rstrip() for line in file.read_text(encoding="utf-8").splitlines()]
 
 

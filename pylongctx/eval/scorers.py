@@ -88,7 +88,8 @@ def package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as reason:
-        raise ImportError(f"this score needs the package {name.split('.')[0]}: pip install pylongctx[eval]") from reason
+        needed = name.partition(".")[0]
+        raise ImportError(f"this score needs the package {needed}: pip install 'pylongctx[eval]'") from reason
 
 
 # ---- pass keys and needles ----
