@@ -7,7 +7,6 @@ import glob
 import re
 import shlex
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -69,30 +68,159 @@ class Command:
     run: Callable[[str], None]
 
 
-class Commands(ABC):
-    """The commands of a conversation and the state that they change.
+LOOPS = "--repeat-penalty 1.1 helps, --no-loop-stop lets it continue"
+TOY = "this is the built-in test model of 4.5 million parameters; try: pylongctx chat smollm2-135m"
+EPILOG = "In the conversation /help lists commands: /read FILE, /regen, /undo, /set, /save FILE, /method and others."
 
-    Parameters
-    ----------
-    args : argparse.Namespace
-        The arguments of the command line.
-    output : AnswerOutput
-        Receives notes.
-    stop : Stop
-        Tells whether Ctrl-C was pressed.
-    conversation : Conversation
-        The messages and the model.
-    meter : Meter
-        The progress bar of a prompt.
-    """
 
-    def __init__(
-        self, args: argparse.Namespace, output: AnswerOutput, stop: Stop, meter: Meter, conversation: Conversation
-    ) -> None:
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("chat", description=__doc__, epilog=EPILOG, allow_abbrev=False)
+    add_text_options(parser, "first message")
+    options = Options(parser, "chat")
+    options.add("-sys", "--system-prompt", metavar="TEXT", help="system prompt of the conversation")
+    options.add("-sysf", "--system-prompt-file", parse=file_text, metavar="FILE", help="system prompt, from a file")
+    options.switch("-st", "--single-turn", help="exit after the first answer")
+    options.switch("--continue", help="continue the most recent conversation", dest="continues")
+    off = ("--no-autosave",)
+    options.switch(
+        "--autosave", off=off, help="save the conversation for --continue after each answer (on)", dest="autosave"
+    )
+    help = "print speed and memory after each answer (on)"
+    off = ("--no-show-timings",)
+    options.switch("--show-timings", off=off, env="LLAMA_ARG_SHOW_TIMINGS", help=help, dest="show_timings")
+    options.add("-co", "--color", parse=on_off_auto, metavar="on|off|auto", help="dim reasoning and notes (auto)")
+    add_answer_options(parser)
+    add_llama_options(parser)
+    add_sampling_options(parser)
+    add_template_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Chat until the end of the input; returns 1 when a scripted message could not be answered."""
+    return ChatLoop(args, AnswerOutput(args.color, args.markdown is not False)).run()
+
+
+class ChatLoop:
+    """The loop: messages and commands in, answers and notes out."""
+
+    def __init__(self, args: argparse.Namespace, output: AnswerOutput) -> None:
+        stop = Stop()
+        meter = Meter(output.notes, stop)
+        self.failed = self._interactive = False
+        arguments = advised_sampling(args) | sampling_arguments(args) | template_arguments(args)
+        self.first = first_message(args)
+        self.single = bool(args.single_turn) or (args.prompt is not None and not sys.stdin.isatty())
+        system = given_text(args, "system_prompt", "system_prompt_file")
+        path, messages = latest() if args.continues else (None, [])
+        conversation = Conversation(open_llama(args, meter), system, arguments, args.loop_stop is not False)
         self.args, self.output, self.stop, self.meter = args, output, stop, meter
         self.conversation = conversation
         self.files: list[tuple[str, str]] = []  # names and texts to put before the next message
-        table = (
+        self.table = {one.usage[1:].partition(" ")[0]: one for one in self._commands()}
+        conversation.messages += messages
+        self.autosave = Autosave(path)
+        _ = conversation.llm.chat_template  # report a faulty template before the first message
+
+    def run(self) -> int:
+        """Read messages until there are no more."""
+        messages = Messages(self.output, [f"/{name}" for name in (*self.table, *LEAVE)])
+        self._interactive = messages.interactive
+        if messages.interactive:
+            llm = self.conversation.llm
+            method = short_name(llm.method)
+            self.output.note(f"{model_label(self.args)}, {method}, {llm.n_ctx()} tokens of context; /help")
+            if Path(llm.model_path) == Path(embedded_model()):
+                self.output.note(TOY)
+            if self.args.continues:
+                self.history("")
+        try:
+            for message in self._all(messages):
+                self._take(message, messages.interactive)
+        finally:
+            self.conversation.llm.close()
+        return int(self.failed and not messages.interactive)
+
+    def _all(self, messages: Messages) -> Iterator[str]:
+        if self.first is not None:
+            yield self.first
+            if self.single:
+                return
+        for message in messages:
+            if message.strip() in [f"/{name}" for name in LEAVE]:
+                return
+            if message.strip():
+                yield message
+                if self.single and not message.startswith("/"):
+                    return
+
+    def _take(self, message: str, interactive: bool) -> None:
+        command = re.fullmatch(r"/([a-z]+|\?)(?:\s+(.*))?", message.strip(), re.DOTALL)
+        try:
+            with self.stop.listening() if interactive else nullcontext(), unechoed():
+                if command is None:
+                    self.ask(message)
+                else:
+                    self.run_command(command[1], command[2] or "")
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            waiting = "; its files are kept for the next message, /drop removes them" if self.files else ""
+            self.output.note(f"stopped: the unanswered message is not part of the conversation{waiting}")
+        except (ValueError, RuntimeError, OSError, MemoryError) as reason:
+            if isinstance(reason, BrokenPipeError):
+                raise
+            self.failed = True
+            self.output.error(reason)
+        finally:
+            self.meter.close()
+
+    # ---- answers ----
+
+    def ask(self, text: str) -> None:
+        """Answer a message, with the files that were read before it."""
+        self.show(self.conversation.ask("".join(text for _, text in self.files) + text, self.stop))
+        self.files.clear()
+
+    def show(self, answer: Iterator[tuple[str, str]]) -> None:
+        """Stream an answer, then print its cost; KeyboardInterrupt when there was none."""
+        try:
+            shown = self.output.answer(answer)
+        except PromptTooLong as reason:
+            sizes = f"{reason.n_tokens} tokens do not fit into the context of {reason.n_ctx}"
+            raise ValueError(f"{sizes}; try {'/drop, ' if self.files else ''}{SUGGESTIONS}") from reason
+        except ContextFull as reason:
+            raise ValueError(f"{reason}; try {SUGGESTIONS}") from reason
+        turn = self.conversation.turn
+        if turn.looped:
+            self.output.note(f"stopped: the answer repeats itself; {LOOPS}")
+        if not shown and self.stop():
+            raise KeyboardInterrupt
+        if turn.reason is None:
+            self.output.note("stopped; /regen for another answer")
+        elif turn.reason == "length" and self.conversation.full:
+            self.output.note(
+                f"the answer was cut off: the context is full, {self.conversation.used}; try {SUGGESTIONS}"
+            )
+        if self.args.show_timings is not False:
+            self.output.note(f"{turn}; {self.conversation.used}")
+        self._save()
+
+    def _save(self) -> None:
+        """Save the conversation for --continue; a failure is reported once."""
+        if self.args.autosave is False or not self._interactive:
+            return
+        try:
+            self.autosave.save([one for one in self.conversation.messages if one["role"] != "system"])
+        except OSError as reason:
+            self.args.autosave = False
+            self.output.note(f"the conversation is not saved for --continue: {reason}")
+
+    # ---- commands ----
+
+    def _commands(self) -> tuple[Command, ...]:
+        return (
             Command("/regen", "answer the last message again", self.regen),
             Command("/undo", "remove the last message and its answer", self.undo),
             Command("/clear", "remove all messages except the system prompt", self.clear),
@@ -109,11 +237,6 @@ class Commands(ABC):
             Command("/stats", "show memory use", self.stats),
             Command("/help", "show this list, like /?", self.help),
         )
-        self.table = {one.usage[1:].partition(" ")[0]: one for one in table}
-
-    @abstractmethod
-    def show(self, answer: Iterator[tuple[str, str]]) -> None:
-        """Stream an answer to the output."""
 
     def run_command(self, name: str, rest: str) -> None:
         """Run a command; ValueError for an unknown one."""
@@ -322,155 +445,6 @@ def _path(text: str, usage: str) -> Path:
     if text[0] in "\"'" and len(words := shlex.split(text)) == 1:
         text = words[0]
     return Path(text).expanduser()
-
-
-# ---- the loop ----
-
-LOOPS = "--repeat-penalty 1.1 helps, --no-loop-stop lets it continue"
-TOY = "this is the built-in test model of 4.5 million parameters; try: pylongctx chat smollm2-135m"
-EPILOG = "In the conversation /help lists commands: /read FILE, /regen, /undo, /set, /save FILE, /method and others."
-
-
-def add_parser(commands: Any) -> None:
-    """Add the subcommand."""
-    parser = commands.add_parser("chat", description=__doc__, epilog=EPILOG, allow_abbrev=False)
-    add_text_options(parser, "first message")
-    options = Options(parser, "chat")
-    options.add("-sys", "--system-prompt", metavar="TEXT", help="system prompt of the conversation")
-    options.add("-sysf", "--system-prompt-file", parse=file_text, metavar="FILE", help="system prompt, from a file")
-    options.switch("-st", "--single-turn", help="exit after the first answer")
-    options.switch("--continue", help="continue the most recent conversation", dest="continues")
-    off = ("--no-autosave",)
-    options.switch(
-        "--autosave", off=off, help="save the conversation for --continue after each answer (on)", dest="autosave"
-    )
-    help = "print speed and memory after each answer (on)"
-    off = ("--no-show-timings",)
-    options.switch("--show-timings", off=off, env="LLAMA_ARG_SHOW_TIMINGS", help=help, dest="show_timings")
-    options.add("-co", "--color", parse=on_off_auto, metavar="on|off|auto", help="dim reasoning and notes (auto)")
-    add_answer_options(parser)
-    add_llama_options(parser)
-    add_sampling_options(parser)
-    add_template_options(parser)
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Chat until the end of the input; returns 1 when a scripted message could not be answered."""
-    return ChatLoop(args, AnswerOutput(args.color, args.markdown is not False)).run()
-
-
-class ChatLoop(Commands):
-    """The loop: messages and commands in, answers and notes out."""
-
-    def __init__(self, args: argparse.Namespace, output: AnswerOutput) -> None:
-        stop = Stop()
-        meter = Meter(output.notes, stop)
-        self.failed = self._interactive = False
-        arguments = advised_sampling(args) | sampling_arguments(args) | template_arguments(args)
-        self.first = first_message(args)
-        self.single = bool(args.single_turn) or (args.prompt is not None and not sys.stdin.isatty())
-        system = given_text(args, "system_prompt", "system_prompt_file")
-        path, messages = latest() if args.continues else (None, [])
-        conversation = Conversation(open_llama(args, meter), system, arguments, args.loop_stop is not False)
-        super().__init__(args, output, stop, meter, conversation)
-        conversation.messages += messages
-        self.autosave = Autosave(path)
-        _ = conversation.llm.chat_template  # report a faulty template before the first message
-
-    def run(self) -> int:
-        """Read messages until there are no more."""
-        messages = Messages(self.output, [f"/{name}" for name in (*self.table, *LEAVE)])
-        self._interactive = messages.interactive
-        if messages.interactive:
-            llm = self.conversation.llm
-            method = short_name(llm.method)
-            self.output.note(f"{model_label(self.args)}, {method}, {llm.n_ctx()} tokens of context; /help")
-            if Path(llm.model_path) == Path(embedded_model()):
-                self.output.note(TOY)
-            if self.args.continues:
-                self.history("")
-        try:
-            for message in self._all(messages):
-                self._take(message, messages.interactive)
-        finally:
-            self.conversation.llm.close()
-        return int(self.failed and not messages.interactive)
-
-    def _all(self, messages: Messages) -> Iterator[str]:
-        if self.first is not None:
-            yield self.first
-            if self.single:
-                return
-        for message in messages:
-            if message.strip() in [f"/{name}" for name in LEAVE]:
-                return
-            if message.strip():
-                yield message
-                if self.single and not message.startswith("/"):
-                    return
-
-    def _take(self, message: str, interactive: bool) -> None:
-        command = re.fullmatch(r"/([a-z]+|\?)(?:\s+(.*))?", message.strip(), re.DOTALL)
-        try:
-            with self.stop.listening() if interactive else nullcontext(), unechoed():
-                if command is None:
-                    self.ask(message)
-                else:
-                    self.run_command(command[1], command[2] or "")
-        except KeyboardInterrupt:
-            if not interactive:
-                raise
-            waiting = "; its files are kept for the next message, /drop removes them" if self.files else ""
-            self.output.note(f"stopped: the unanswered message is not part of the conversation{waiting}")
-        except (ValueError, RuntimeError, OSError, MemoryError) as reason:
-            if isinstance(reason, BrokenPipeError):
-                raise
-            self.failed = True
-            self.output.error(reason)
-        finally:
-            self.meter.close()
-
-    # ---- answers ----
-
-    def ask(self, text: str) -> None:
-        """Answer a message, with the files that were read before it."""
-        self.show(self.conversation.ask("".join(text for _, text in self.files) + text, self.stop))
-        self.files.clear()
-
-    def show(self, answer: Iterator[tuple[str, str]]) -> None:
-        """Stream an answer, then print its cost; KeyboardInterrupt when there was none."""
-        try:
-            shown = self.output.answer(answer)
-        except PromptTooLong as reason:
-            sizes = f"{reason.n_tokens} tokens do not fit into the context of {reason.n_ctx}"
-            raise ValueError(f"{sizes}; try {'/drop, ' if self.files else ''}{SUGGESTIONS}") from reason
-        except ContextFull as reason:
-            raise ValueError(f"{reason}; try {SUGGESTIONS}") from reason
-        turn = self.conversation.turn
-        if turn.looped:
-            self.output.note(f"stopped: the answer repeats itself; {LOOPS}")
-        if not shown and self.stop():
-            raise KeyboardInterrupt
-        if turn.reason is None:
-            self.output.note("stopped; /regen for another answer")
-        elif turn.reason == "length" and self.conversation.full:
-            self.output.note(
-                f"the answer was cut off: the context is full, {self.conversation.used}; try {SUGGESTIONS}"
-            )
-        if self.args.show_timings is not False:
-            self.output.note(f"{turn}; {self.conversation.used}")
-        self._save()
-
-    def _save(self) -> None:
-        """Save the conversation for --continue; a failure is reported once."""
-        if self.args.autosave is False or not self._interactive:
-            return
-        try:
-            self.autosave.save([one for one in self.conversation.messages if one["role"] != "system"])
-        except OSError as reason:
-            self.args.autosave = False
-            self.output.note(f"the conversation is not saved for --continue: {reason}")
 
 
 def first_message(args: argparse.Namespace) -> str | None:

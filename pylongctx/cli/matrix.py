@@ -211,10 +211,10 @@ def add_report_parser(commands: Any) -> None:
         "--out", metavar="FILE", help="output file report.md or report.html; both are written (DIR/report)"
     )
     parser.add_argument("--no-pictures", action="store_true", help="write tables only")
-    parser.set_defaults(run=write)
+    parser.set_defaults(run=run_report)
 
 
-def write(args: argparse.Namespace) -> int:
+def run_report(args: argparse.Namespace) -> int:
     """Write the report and print the names of its files."""
     from pylongctx.eval.report import write_report
 
