@@ -23,10 +23,9 @@ DOCUMENTED = [
     *(f"pylongctx.attention.{name}" for name in ("chunkmap", "kept", "kvmap", "stats", "trace")),
     *(f"pylongctx.methods.{name}" for name in ("base", "corm", "dca", "full", "h2o", "longheads")),
     *(f"pylongctx.methods.{name}" for name in ("kvzip", "scissorhands", "selfextend", "string", "tova", "window")),
-    *(f"pylongctx.eval.{name}" for name in ("facts", "fitting", "haystack", "kld", "needle", "passkey")),
-    *(f"pylongctx.eval.{name}" for name in ("babilong", "bamboo", "files", "intervals", "keyvalue", "leval")),
-    *(f"pylongctx.eval.{name}" for name in ("limited", "locomo", "longeval", "reuse")),
-    *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "rope", "runner", "scorers")),
+    *(f"pylongctx.eval.{name}" for name in ("fitting", "haystack", "matrix", "needle", "passkey", "retrieval")),
+    *(f"pylongctx.eval.{name}" for name in ("babilong", "bamboo", "files", "intervals", "leval", "locomo")),
+    *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.completions.logprobs", "pylongctx.lm_eval"),
     *(
         "pylongctx.completions.tokenizer",

@@ -94,7 +94,7 @@ def _with_values(parser: Parser) -> Parser:
     """Tell shtab how the values of options and arguments are completed, from their names, choices or metavars."""
     for action in parser.shown():
         metavar = str(action.metavar or "")
-        names = {*action.option_strings, metavar}
+        names = set(action.option_strings) or {metavar}
         if not names.isdisjoint(MODEL):
             action.complete = MODEL_COMPLETION  # type: ignore[attr-defined]
         elif action.nargs == 0 or action.choices is not None:
