@@ -18,7 +18,7 @@ from pylongctx.methods import METHODS, NONE
 
 EPILOG = """where to put the script:
   bash  pylongctx completion bash > ~/.local/share/bash-completion/completions/pylongctx
-  zsh   in ~/.zshrc, after compinit: source <(pylongctx completion zsh)
+  zsh   in ~/.zshrc, after compinit: eval "$(pylongctx completion zsh)"
   fish  pylongctx completion fish > ~/.config/fish/completions/pylongctx.fish
 """
 SHELLS = ("bash", "zsh", "fish")
@@ -36,7 +36,7 @@ MODEL_COMPLETION = {
     "fish": f"{NAMES} (__fish_complete_path (commandline -ct))",
     "preamble": {
         "bash": f'_pylongctx_model() {{ compgen -W "{NAMES}" -- "$1"; compgen -f -- "$1"; }}',
-        "zsh": f"_pylongctx_model() {{ _alternative 'names:name:({NAMES})' 'files:file:_files' }}",
+        "zsh": f"_pylongctx_model() {{ _alternative 'names:name:({NAMES})' 'files:file:_files'; }}",
     },
 }
 
