@@ -20,7 +20,7 @@ try:
     from lm_eval.models.utils import maybe_truncate, normalize_gen_kwargs
     from tqdm import tqdm
 except ImportError as reason:
-    raise ImportError(f"lm_eval needs lm-evaluation-harness: pip install pylongctx[lm-eval] ({reason})") from reason
+    raise ImportError(f"lm_eval needs lm-evaluation-harness: pip install 'pylongctx[lm-eval]' ({reason})") from reason
 
 BATCHES = 8  # batches of requests to answer before lm_eval's cache is written
 

@@ -5,13 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rich.table import Table
-
 from pylongctx._arguments import check_count, has_gpu, thread_counts
 from pylongctx._free import address_room, free_bytes
 from pylongctx._lib import InvalidInput, check, error, ffi, lib, text
 from pylongctx._log import LOG
-from pylongctx._tables import table_text
 from pylongctx._units import bytes_text
 from pylongctx.engine.model import Model, with_fields
 from pylongctx.methods import CLASSES
@@ -381,16 +378,17 @@ def explain(plan: Plan, longest: int) -> str:
 
 def table(sizes: list[Sizes]) -> str:
     """Return the sizes as lines of text with a column per device."""
-    lines = Table(box=None, pad_edge=False)
-    lines.add_column("")
-    for size in sizes:
-        lines.add_column(size.device, justify="right")
+    rows = [["", *(size.device for size in sizes)]]
     for name, label in ROWS.items():
         if any(getattr(size, name) for size in sizes):
-            lines.add_row(label, *(bytes_text(getattr(size, name)) for size in sizes))
-    lines.add_row("sum", *(bytes_text(size.total) for size in sizes))
-    lines.add_row("free", *("unknown" if size.free is None else bytes_text(size.free) for size in sizes))
-    return table_text(lines)
+            rows.append([label, *(bytes_text(getattr(size, name)) for size in sizes)])
+    rows.append(["sum", *(bytes_text(size.total) for size in sizes)])
+    rows.append(["free", *("unknown" if size.free is None else bytes_text(size.free) for size in sizes)])
+    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (
+        f"{row[0]:{first}}" + "".join(f" {cell:>{n}}" for cell, n in zip(row[1:], widths, strict=True)) for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def place(

@@ -8,6 +8,8 @@ from llamas import new
 from pylongctx._lib import lib
 from pylongctx.engine.session import SPACING, TAIL, Checkpoints
 
+pytestmark = pytest.mark.check
+
 
 def walk(
     pos: int, n: int, step: int = 512, wishes=(), needed: bool = True, chunk: int = 1

@@ -42,10 +42,9 @@ DOCUMENTED = [
     "pylongctx.methods.longheads",
     "pylongctx.methods.positions",
     "pylongctx.methods.rules",
-    *(f"pylongctx.eval.{name}" for name in ("facts", "fitting", "haystack", "kld", "needle", "passkey")),
-    *(f"pylongctx.eval.{name}" for name in ("babilong", "bamboo", "files", "intervals", "keyvalue", "leval")),
-    *(f"pylongctx.eval.{name}" for name in ("limited", "locomo", "longeval", "reuse")),
-    *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "rope", "runner", "scorers")),
+    *(f"pylongctx.eval.{name}" for name in ("fitting", "haystack", "matrix", "needle", "passkey", "retrieval")),
+    *(f"pylongctx.eval.{name}" for name in ("babilong", "bamboo", "files", "intervals", "leval", "locomo")),
+    *(f"pylongctx.eval.{name}" for name in ("perplexity", "recall", "runner", "scorers")),
     *("pylongctx.eval.task", "pylongctx.methods", "pylongctx.completions.results", "pylongctx.lm_eval"),
 ]
 NEEDED = {"pylongctx.lm_eval": ("peers", "lm_eval")}  # to import a module: group of needs.py, packages

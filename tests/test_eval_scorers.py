@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from needs import need
 
-from pylongctx.eval import scorers, wording
+from pylongctx.eval import scorers
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_absent_package_names_the_extra(monkeypatch):
 
 def test_chinese_punctuation_is_complete():
     # of the published string
-    assert hashlib.sha256(wording.CHINESE_PUNCTUATION.encode()).hexdigest()[:16] == "6cedb86897f26f25"
+    assert hashlib.sha256(scorers.CHINESE_PUNCTUATION.encode()).hexdigest()[:16] == "6cedb86897f26f25"
 
 
 # ---- what holds for all ----

@@ -10,6 +10,8 @@ from pylongctx import NgramCacheDraft, NgramModDraft
 from pylongctx.drafts import ngrams
 from pylongctx.engine.drafting import DraftLength
 
+pytestmark = pytest.mark.check
+
 
 def ids(*tokens):
     return np.array(tokens, np.int32)

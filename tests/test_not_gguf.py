@@ -6,6 +6,8 @@ from pylongctx import Llama
 from pylongctx.errors import ModelRefused
 from pylongctx.model_files.gguf import why_not_gguf
 
+pytestmark = pytest.mark.check
+
 FILES = {
     "it is empty": b"",
     "it is a safetensors file; convert it": b'\x10\0\0\0\0\0\0\0{"a": {"dtype": "F16"}}',

@@ -10,6 +10,8 @@ from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import Halves
 from pylongctx.engine.prefix import find_gap
 
+pytestmark = pytest.mark.check
+
 # ---- what it needs ----
 
 

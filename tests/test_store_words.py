@@ -14,6 +14,8 @@ from pylongctx.engine.saved_state import LlamaState, read_identity
 from pylongctx.store.folder import Folder
 from pylongctx.store.layout import MAX_CHARACTERS, shown
 
+pytestmark = pytest.mark.check
+
 WORDS = "It was the best of times, it was the worst of times, it was the age of wisdom. "
 COLUMNS = ["text", "tokens", "size", "age", "used", "source"]
 

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _advise(args: argparse.Namespace) -> int:
-    from pylongctx._tables import show_table
+    from pylongctx.cli.console import show_table
     from pylongctx.cli.get import fetched
     from pylongctx.eval.advice import advise
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pylongctx import _arguments as arguments
 from pylongctx.engine.compress import compression_prefills
-from pylongctx.eval.planned import plan_of
+from pylongctx.eval.runner import plan_of
 from pylongctx.llama import Llama
 from pylongctx.methods import Kvzip
 

@@ -1,25 +1,88 @@
-"""Processes of this machine, as many as free memory and cores allow; a process that dies is replaced."""
+"""Run units of samples in processes of this machine, or on a Dask cluster.
+
+Dask's scheduler moves the units of a lost worker to another one. Models must be at the same path on every worker.
+``dask worker --nthreads 1`` runs one model at a time.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from threading import Thread
+from typing import Any, Protocol
 
 from pylongctx._free import available_cpus
 from pylongctx._lib import InvalidInput
-from pylongctx.eval.executors.units import Failed, Unit, reason_of
-from pylongctx.eval.planned import plan_of
-from pylongctx.eval.runner import Cell, context_window
-from pylongctx.eval.task import Record
+from pylongctx.eval.runner import Cell, context_window, digest, plan_of, run
+from pylongctx.eval.task import Record, Sample, by_text
 from pylongctx.planning import most
+
+SAMPLES_PER_UNIT = 8  # few enough to distribute and repeat, enough to be worth opening a model
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Some samples of a cell, which can be pickled.
+
+    Attributes
+    ----------
+    samples : sequence of Sample
+        All samples of the cell, from which its context window is derived.
+    todo : tuple of str
+        Digests of those to run.
+    """
+
+    cell: Cell
+    samples: Sequence[Sample]
+    todo: tuple[str, ...]
+
+    def without(self, done: Container[str]) -> Unit:
+        """Return the unit without the samples of these digests."""
+        return replace(self, todo=tuple(name for name in self.todo if name not in done))
+
+    def records(self) -> Iterator[Record]:
+        """Run the samples and yield their records."""
+        others = {name for sample in self.samples if (name := digest(self.cell, sample)) not in self.todo}
+        return run(self.cell, self.samples, others)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The reason why the samples of a unit have no records."""
+
+    reason: str
+
+
+class Executor(Protocol):
+    """Runs units, in any order."""
+
+    def run(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, Record | Failed]]:
+        """Yield each record, or why there is none, with its unit; the caller writes the records."""
+
+
+def units_of(cell: Cell, samples: Sequence[Sample], done: Container[str]) -> list[Unit]:
+    """Return units of the samples whose digests are not in ``done``."""
+    todo = {name: sample for sample in samples if (name := digest(cell, sample)) not in done}
+    if cell.reads_once:  # all questions on a text
+        names = {sample.id: name for name, sample in todo.items()}
+        return [Unit(cell, samples, tuple(names[s.id] for s in group)) for group in by_text(list(todo.values()))]
+    parts = (tuple(todo)[at : at + SAMPLES_PER_UNIT] for at in range(0, len(todo), SAMPLES_PER_UNIT))
+    return [Unit(cell, samples, part) for part in parts]
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an exception as a line."""
+    return f"{type(error).__name__}: {error}"
+
+
+# ---- processes of this machine ----
 
 TRIES = 3  # workers that may die on a sample before it is given up
 SPAWN = get_context("spawn")  # a fork copies locks that other threads hold
@@ -190,3 +253,63 @@ def _end_with_parent() -> None:
     if (parent := parent_process()) is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---- a Dask cluster ----
+
+HOW_TO_INSTALL = "an executor dask:// needs Dask: pip install 'pylongctx[cluster]'"
+
+
+def run_unit(unit: Unit) -> list[Record]:
+    """Return the records of a unit; runs on a worker."""
+    return list(unit.records())
+
+
+class Cluster:
+    """The workers of the scheduler at ``address``, "host:port"."""
+
+    def __init__(self, address: str) -> None:
+        try:
+            import distributed
+        except ImportError as reason:
+            raise ImportError(HOW_TO_INSTALL) from reason
+        self._distributed: Any = distributed
+        self._address = address
+
+    def run(self, units: Sequence[Unit]) -> Iterator[tuple[Unit, Record | Failed]]:
+        """Yield the records of complete units; a unit that Dask repeats is yielded once."""
+        with self._distributed.Client(self._address) as client:
+            futures = {client.submit(run_unit, unit, pure=False): unit for unit in units}
+            for future in self._distributed.as_completed(list(futures)):
+                unit = futures.pop(future)
+                if future.status == "finished":
+                    yield from ((unit, record) for record in future.result())
+                else:
+                    yield unit, Failed(reason_of(future.exception()))
+
+
+# ---- by name ----
+
+LOCAL, DASK = "local", "dask://"
+
+
+def make_executor(name: str, n_workers: int | None = 1) -> Executor:
+    """Return the executor of ``"local"`` or ``"dask://host:port"``.
+
+    Parameters
+    ----------
+    n_workers : int or None
+        Maximum processes of ``local``; None: as many as memory and cores allow.
+
+    Raises
+    ------
+    ValueError
+        When the executor is unknown.
+    ImportError
+        When Dask is missing.
+    """
+    if name == LOCAL:
+        return Local(n_workers)
+    if name.startswith(DASK) and len(name) > len(DASK):
+        return Cluster(name.removeprefix(DASK))
+    raise ValueError(f"unknown executor {name!r}; it is {LOCAL}, or {DASK}HOST:PORT of a Dask scheduler")
