@@ -162,7 +162,7 @@ def test_chinese_words_are_found_before_they_are_compared():
 def test_an_absent_package_names_the_extra(monkeypatch):
     for module, call in (("rouge", scorers.rouge_l), ("rapidfuzz.fuzz", scorers.code_similarity)):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ImportError, match=r"pip install pylongctx\[eval\]"):
+        with pytest.raises(ImportError, match=r"pip install 'pylongctx\[eval\]'"):
             call("x", ["x"])
 
 

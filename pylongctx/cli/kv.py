@@ -1,12 +1,14 @@
 """``pylongctx kv``: list, verify and clean up a KV store."""
 
+from __future__ import annotations
+
 import argparse
 import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,10 +16,10 @@ from rich.text import Text
 
 from pylongctx._units import age_text, bytes_text
 from pylongctx.cli.console import show_table
-from pylongctx.engine.saved_state import read_identity
 from pylongctx.errors import LctxError
-from pylongctx.store.folder import Folder, StoredFile
-from pylongctx.store.layout import line, shown
+
+if TYPE_CHECKING:
+    from pylongctx.store.folder import Folder, StoredFile
 
 EPILOG = "A text is the stored prefix of a prompt, in blocks of 512 tokens. Texts share blocks of a common prefix."
 ACTIONS = {
@@ -100,6 +102,8 @@ def list_texts(folder: Folder, args: argparse.Namespace) -> int:
 
 def _texts(name: str, blocks: dict[str, StoredBlock], ends: list[StoredBlock], with_words: bool) -> Table:
     """Return the texts of one model and method."""
+    from pylongctx.store.layout import shown  # loads the library
+
     table = Table(title=Text(name), box=None)
     for head in ("text", "tokens", "size", "age", "used"):
         table.add_column(head, justify="left" if head == "text" else "right", no_wrap=True)
@@ -120,6 +124,8 @@ def _age(now: float, then: Any) -> str:
 
 def _source(about: dict[str, Any], with_name: bool) -> str:
     """Return the source of a text: a prompt or a document, and for a server with several keys the user."""
+    from pylongctx.store.layout import shown
+
     source = shown(str(about.get("source", "")))
     source = source if with_name else source.split(" ")[0]
     return f"{source}, user {shown(str(about['owner']))[:8]}" if about.get("owner") else source
@@ -179,6 +185,8 @@ def show_stats(folder: Folder, args: argparse.Namespace) -> int:
 
 def _blocks(folder: Folder) -> dict[str, StoredBlock]:
     """Return the blocks by name; other files are skipped."""
+    from pylongctx.engine.saved_state import read_identity  # loads the library
+
     blocks: dict[str, StoredBlock] = {}
     for entry in folder.entries():
         try:
@@ -209,5 +217,7 @@ def _used(blocks: Iterable[StoredBlock]) -> float:
 
 
 def _of(about: dict[str, Any]) -> str:
+    from pylongctx.store.layout import line
+
     types = f"{about.get('type_k')}/{about.get('type_v')}"
     return line(f"{about.get('model')}, {about.get('method') or 'llama.cpp'}, {types}")
