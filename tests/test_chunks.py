@@ -245,13 +245,6 @@ def test_a_rounded_cache_chooses_almost_the_same(name):
     ("chunk_size=16,window=96,tile=1,tile_cutoff=3", "tile_cutoff is for tiles of tokens that choose together"),
     ("chunk_size=16,window=96,tile_cutoff=1001", "tile_cutoff must be from 0 to 1000, which leaves out nothing"),
     ("chunk_size=16,window=96,tile=64,representation=minmax", "tile=64 compares keys, not minmax"),
-    ("select_block=8", "select_block left in version 0.2.0; every query chooses for itself"),
-    ("n_neighbor=3", "n_neighbor left in version 0.2.0; chunks of 16 tokens do without"),
-    ("mass=0.9", "mass left in version 0.2.0; every query reads window tokens"),
-    ("group_size=4", "group_size left in version 0.2.0; use position=selfextend"),
-    ("position=exact", "position=exact left in version 0.2.0; use position=full"),
-    ("position=grouped", "position=grouped left in version 0.2.0; use position=selfextend"),
-    ("representation=moments", "representation=moments left in version 0.2.0; use representation=outlier"),
 ])  # fmt: skip
 def test_bad_settings_are_refused_with_the_reason(method, reason):
     case = chunk_case("refused", n_rows=300)

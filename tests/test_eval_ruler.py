@@ -275,7 +275,7 @@ def test_pairs_are_sorted_and_different(first, second):
 
 def test_word_lists_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "wonderwords", None)
-    with pytest.raises(ImportError, match=r"pip install pylongctx\[eval\]"):
+    with pytest.raises(ImportError, match=r"pip install 'pylongctx\[eval\]'"):
         word_list("noun")
 
 

@@ -260,8 +260,6 @@ def test_a_spec_names_full_or_leaves_it_out():
     ("tova,budget=8,heads=shared", "heads"),
     ("corm,heads=adaptive", "heads"),
     ("kvzip,budget=8", "budget"),
-    ("triattention,budget=8", "was removed in version 0.2.0; use h2o or kvzip"),
-    ("full+triattention", "was removed in version 0.2.0; use h2o or kvzip"),
     ("window,n_sink=4,window=32+corm", "window"),
     ("corm+selfextend,group_size=4,neighbor_window=16", r"corm\+selfextend|selfextend"),
     ("corm+h2o,budget=8", "h2o"),

@@ -87,16 +87,6 @@ def test_spec_strings():
             r"window must be a multiple of chunk_size \(64\), not 32; the nearest: 64$",
         ),
         ("longheads,n_recent=-1", "n_recent must be at least 0"),
-        ("longheads,select_block=8", "select_block.* left in version 0.2.0; every query chooses for itself"),
-        ("longheads,mass=0.9", "mass.* left in version 0.2.0; every query reads window tokens"),
-        ("longheads,n_neighbor=2", "n_neighbor.* left in version 0.2.0; chunks of 16 tokens do without"),
-        ("longheads,group_size=4", "group_size.* left in version 0.2.0; use position=selfextend"),
-        ("longheads,position=exact", "position=exact left in version 0.2.0; use position=full"),
-        ("longheads,position=grouped", "position=grouped left in version 0.2.0; use position=selfextend"),
-        (
-            "longheads,representation=moments",
-            "representation=moments left in version 0.2.0; use representation=outlier",
-        ),
     ],
 )
 def test_bad_specs(spec, message):

@@ -280,8 +280,6 @@ def test_unsupported_models_are_refused_with_the_reason(model_path, model, reaso
     ("longheads,chunk_size=16,window=128", "window"),
     ("longheads,chunk_size=16,window=64,position=string", "contexts up to the trained 64, not 128"),
     ("longheads,chunk_size=16,window=64,position=packed,representation=keys2", "are the paper's and go together"),
-    ("longheads,n_neighbor=1", "n_neighbor left in version 0.2.0"),
-    ("longheads,position=grouped", "position=grouped left in version 0.2.0; use position=selfextend, or dca"),
     ("longheads,chunk_size=16,window=64,select=most", "most"),
 ])  # fmt: skip
 def test_bad_settings_are_refused_with_the_reason(ffi, lib, model_path, method, reason):

@@ -83,9 +83,6 @@ const entry & find(const std::string & name) {
             return e;
         }
     }
-    if (name == "triattention") {
-        throw lctx_refusal("the method triattention was removed in version 0.2.0; use h2o or kvzip");
-    }
     throw lctx_refusal("unknown method '" + name + "'; available: " + names([](const entry &) { return true; }));
 }
 
@@ -97,24 +94,6 @@ int32_t number(const std::string & method, const std::string & key, const std::s
         throw lctx_refusal(method + ": " + key + " must be a whole number >= 0, not '" + text + "'");
     }
     return (int32_t)value;
-}
-
-// Options and words that left, and what to use.
-void refuse_gone(const std::string & method, const std::string & option) {
-    constexpr const char * GONE[][2] = {
-        {"n_neighbor", "chunks of 16 tokens do without: leave it out"},
-        {"select_block", "every query chooses for itself: leave it out"},
-        {"mass", "every query reads window tokens: leave it out, or give a window"},
-        {"group_size", "use position=selfextend, or dca"},
-        {"position=exact", "use position=full, which is the default up to the trained context"},
-        {"position=grouped", "use position=selfextend, or dca, which is the default beyond the trained context"},
-        {"representation=moments", "use representation=outlier"},
-    };
-    for (const auto & [name, way] : GONE) {
-        if (method == "longheads" && option == name) {
-            throw lctx_refusal("longheads: " + option + " left in version 0.2.0; " + way);
-        }
-    }
 }
 
 std::vector<std::string> split(const std::string & text, char sep) {
@@ -140,12 +119,10 @@ int32_t value(const entry & e, const std::string & key, const std::string & text
         const std::vector<std::string> words = split(option.substr(eq + 1), '|');
         const auto it = std::find(words.begin(), words.end(), text);
         if (it == words.end()) {
-            refuse_gone(e.name, key + "=" + text);
             throw lctx_refusal(std::string(e.name) + ": " + key + " must be one of " + join(words) + ", not '" + text + "'");
         }
         return (int32_t)(it - words.begin());
     }
-    refuse_gone(e.name, key);
     throw lctx_refusal(std::string(e.name) + ": unknown option '" + key + "'; options: " + join(e.options));
 }
 

@@ -24,7 +24,6 @@ CLASSES: tuple[type[Method], ...] = (
     SnapKV,
 )
 METHODS: dict[str, type[Method]] = {cls.name: cls for cls in CLASSES}
-REMOVED = {"triattention": "use h2o or kvzip"}  # what to use instead
 __all__ = [
     "H2O",
     "METHODS",
@@ -87,8 +86,6 @@ def named(spec: str) -> Method | None:
 def _parse_part(spec: str) -> Method:
     name, *options = (part.strip() for part in spec.split(","))
     cls = METHODS.get(name)
-    if name in REMOVED:
-        raise ValueError(f"the method {name} was removed in version 0.2.0; {REMOVED[name]}")
     if cls is None:
         raise ValueError(f"unknown method {name!r}{guess(name, METHODS)}; available: {', '.join(METHODS)}")
     values: dict[str, Any] = {}
@@ -103,9 +100,6 @@ def _parse_part(spec: str) -> Method:
 def _parse_option(cls: type[Method], option: str) -> tuple[str, int | str]:
     key, equals, value = (part.strip() for part in option.partition("="))
     known = [field.name for field in fields(cls)]
-    for gone in (key, f"{key}={value}"):
-        if gone in cls.gone:
-            raise ValueError(f"{cls.name}: {gone} left in version 0.2.0; {cls.gone[gone]}")
     if not equals or key not in known:
         listed = ", ".join(f"{name}={'|'.join(cls.words.get(name, 'N'))}" for name in known) or "none"
         raise ValueError(f"unknown option {option!r} of method {cls.name!r}; options: {listed}")

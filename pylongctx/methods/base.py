@@ -76,8 +76,6 @@ class Method:
     words : mapping
         The options with string values, and their allowed values.
         All other options are integers.
-    gone : mapping
-        Removed options, and removed values of options, each with its replacement.
     role : str or None
         Role in a composition: a "base" determines what is read, a "rule" what is evicted. None: it composes with
         nothing.
@@ -97,7 +95,6 @@ class Method:
 
     name: ClassVar[str]
     words: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    gone: ClassVar[Mapping[str, str]] = {}
     role: ClassVar[str | None] = None
     reads_all: ClassVar[bool] = False
     waits: ClassVar[bool] = False

@@ -88,15 +88,6 @@ class LongHeads(Method):
         "representation": ("attention", "minmax", "outlier", "keys1", "keys2"),
         "position": ("full", "string", "dca", "selfextend", "packed"),
     }
-    gone = {
-        "select_block": "every query chooses for itself: leave it out",
-        "n_neighbor": "chunks of 16 tokens do without: leave it out",
-        "mass": "every query reads window tokens: leave it out, or give a window",
-        "group_size": "use position=selfextend, or dca",
-        "position=exact": "use position=full, which is the default up to the trained context",
-        "position=grouped": "use position=selfextend, or dca, which is the default beyond the trained context",
-        "representation=moments": "use representation=outlier",
-    }
 
     def __post_init__(self) -> None:
         minimums = {"n_recent": 0, "select_from": 0, "chunk_size": CHUNK_MULTIPLE, "window": CHUNK_MULTIPLE, "tile": 1,
