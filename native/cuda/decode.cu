@@ -9,6 +9,7 @@
 #include "tile.h"
 #include "walk.h"
 
+#include <cfloat>
 #include <type_traits>
 
 namespace {
@@ -24,6 +25,7 @@ constexpr int WARPS = 4, THREADS = WARPS * LCTX_WARP;
 template <int LANES_, int OCTETS_, int HEADS_, typename TYPE_> struct shape {
     using TYPE = TYPE_;
     static constexpr bool KNOWN = !std::is_void_v<TYPE>;
+    static constexpr bool IN_BYTES = KNOWN && !std::is_same_v<TYPE, lctx_cuda_f16>;  // products with keys as they are stored
     static constexpr int LANES = LANES_, OCTETS = OCTETS_, HEADS = HEADS_;
     static constexpr int DIM = 8 * LANES * OCTETS;
     static constexpr int ROWS = LCTX_WARP / LANES;  // side by side
@@ -192,9 +194,63 @@ template <typename T> struct octet {
 template <> struct octet<lctx_cuda_f32> : octet_of_floats<lctx_cuda_f32> {};
 template <> struct octet<lctx_cuda_bf16> : octet_of_floats<lctx_cuda_bf16> {};
 
+// 8 channels of a query.
+struct query_octet {
+    float x[8];
+    __device__ void take(const float * from) { lctx_load_8(from, x); }
+    template <typename O> __device__ __forceinline__ float product(const O & k) const {
+        float sum = 0.0f;
+        lctx_unrolled<8>([&](int i) { sum += x[i] * k.at(i); });
+        return sum;
+    }
+};
+
+// The same of keys that are multiplied as they are stored: signed bytes, of which a block has one scale.
+template <typename T> struct byte_octet {
+    uint32_t x[2];
+    float scale;
+    __device__ __forceinline__ void load(const char * row, int d) {
+        const char * block = row + d / T::BLOCK * T::SIZE;
+        const uint2 levels = T::levels(block, d % T::BLOCK);
+        x[0] = centered(levels.x), x[1] = centered(levels.y);
+        scale = lctx_from_half((uint16_t)lctx_word(block));
+    }
+    // No byte carries into the next one.
+    __device__ static uint32_t centered(uint32_t levels) { return (levels + (128 - T::MIDDLE) * 0x01010101u) ^ 0x80808080u; }
+};
+
+// A number is scale (STEPS high + low), so two bytes have it to 16 bits of the largest.
+struct query_bytes {
+    static constexpr int STEPS = 254;
+    uint32_t high[2] = {}, low[2] = {};
+    float scale;
+    __device__ void take(const float * from) {
+        float x[8], most = 0.0f;
+        bool is_finite = true;
+        lctx_load_8(from, x);
+        lctx_unrolled<8>([&](int i) {
+            most = fmaxf(most, fabsf(x[i]));
+            is_finite = is_finite && fabsf(x[i]) <= FLT_MAX;
+        });
+        const float inverse = most > 0.0f && is_finite ? 127.0f / most : 0.0f;
+        scale = is_finite ? most / (127.0f * STEPS) : NAN;
+        high[0] = high[1] = low[0] = low[1] = 0;
+        lctx_unrolled<8>([&](int i) {
+            const float y = is_finite ? x[i] * inverse : 0.0f, of_high = rintf(y), of_low = rintf((y - of_high) * STEPS);
+            high[i / 4] |= (uint32_t)(uint8_t)(int)of_high << i % 4 * 8;
+            low[i / 4] |= (uint32_t)(uint8_t)(int)of_low << i % 4 * 8;
+        });
+    }
+    template <typename O> __device__ __forceinline__ float product(const O & k) const {
+        const int of_high = lctx_dot_bytes(high[1], k.x[1], lctx_dot_bytes(high[0], k.x[0], 0));
+        const int of_low = lctx_dot_bytes(low[1], k.x[1], lctx_dot_bytes(low[0], k.x[0], 0));
+        return (float)(STEPS * of_high + of_low) * (scale * k.scale);
+    }
+};
+
 // Steps of rows, side by side in the lanes.
-template <typename S, typename T> struct rows {
-    octet<T> x[S::STEPS][S::OCTETS];
+template <typename S, typename OCTET> struct rows {
+    OCTET x[S::STEPS][S::OCTETS];
 
     // row(step): the row of this lane. Channels beyond the head repeat its last ones: their queries are 0, and their results are not used.
     template <typename Row> __device__ __forceinline__ void load(int n_dim, Row && row) {
@@ -204,10 +260,10 @@ template <typename S, typename T> struct rows {
         });
     }
     // Products with queries, of the head of this lane.
-    __device__ __forceinline__ void multiply(const float (&q)[S::HEADS][S::OCTETS][8], float (&s)[S::STEPS]) const {
+    template <typename Q> __device__ __forceinline__ void multiply(const Q (&q)[S::HEADS][S::OCTETS], float (&s)[S::STEPS]) const {
         lctx_unrolled<S::STEPS>([&](int step) {
             float sum[S::HEADS] = {};
-            each_number(step, [&](int j, int i, float y) { lctx_unrolled<S::HEADS>([&](int h) { sum[h] += q[h][j][i] * y; }); });
+            lctx_unrolled<S::OCTETS>([&](int j) { lctx_unrolled<S::HEADS>([&](int h) { sum[h] += q[h][j].product(x[step][j]); }); });
             s[step] = S::add_lanes(sum);
         });
     }
@@ -216,11 +272,13 @@ template <typename S, typename T> struct rows {
         lctx_unrolled<S::STEPS>([&](int step) {
             float of[S::HEADS];
             lctx_unrolled<S::HEADS>([&](int h) { of[h] = S::of_head(weight[step], h); });
-            each_number(step, [&](int j, int i, float y) { lctx_unrolled<S::HEADS>([&](int h) { o[h][j][i] += of[h] * y; }); });
+            lctx_unrolled<S::OCTETS>([&](int j) {
+                lctx_unrolled<8>([&](int i) {
+                    const float y = x[step][j].at(i);
+                    lctx_unrolled<S::HEADS>([&](int h) { o[h][j][i] += of[h] * y; });
+                });
+            });
         });
-    }
-    template <typename F> __device__ __forceinline__ void each_number(int step, F && f) const {
-        lctx_unrolled<S::OCTETS>([&](int j) { lctx_unrolled<8>([&](int i) { f(j, i, x[step][j].at(i)); }); });
     }
 };
 
@@ -233,7 +291,8 @@ template <typename S> struct reader {
     const list & l;
     int first_head, end_head;
     float * shared;  // [S::HEADS][S::STATE] of this warp
-    float q[S::HEADS][S::OCTETS][8] = {}, o[S::HEADS][S::OCTETS][8] = {};
+    std::conditional_t<S::IN_BYTES, query_bytes, query_octet> q[S::HEADS][S::OCTETS] = {};
+    float o[S::HEADS][S::OCTETS][8] = {};
     float m = -INFINITY, total = 0.0f;
 
     // f(head, octet) for what this lane has.
@@ -253,7 +312,7 @@ template <typename S> struct reader {
             lctx_unrolled<S::DIM / LCTX_WARP>([&](int i) { shared[h * S::STATE + i * LCTX_WARP + lctx_lane()] = x[i]; });
         }
         lctx_sync_warp();
-        each_octet([&](int h, int j) { lctx_load_8(shared + h * S::STATE + S::channel(j), q[h][j]); });
+        each_octet([&](int h, int j) { q[h][j].take(shared + h * S::STATE + S::channel(j)); });
     }
     // Products of n rows, of which a warp has more, to weights.
     __device__ __forceinline__ void softmax(float (&s)[S::STEPS], int n) {
@@ -294,7 +353,9 @@ template <typename S> struct reader {
             const auto value = [&](int step) { return values + mine(step) * v_size; };
             float s[S::STEPS];
             if constexpr (S::KNOWN) {  // values are on their way before scores are known
-                rows<S, typename S::TYPE> k, v;
+                using T = typename S::TYPE;
+                rows<S, std::conditional_t<S::IN_BYTES, byte_octet<T>, octet<T>>> k;
+                rows<S, octet<T>> v;
                 k.load(a.head_dim_k, key);
                 v.load(a.head_dim_v, value);
                 k.multiply(q, s);
@@ -302,13 +363,13 @@ template <typename S> struct reader {
                 v.weigh(s, o);
             } else {
                 lctx_cuda_with_rows(a.cache.k_pool.type, [&](auto type) {
-                    rows<S, decltype(type)> k;
+                    rows<S, octet<decltype(type)>> k;
                     k.load(a.head_dim_k, key);
                     k.multiply(q, s);
                 });
                 softmax(s, n - first);
                 lctx_cuda_with_rows(a.cache.v_pool.type, [&](auto type) {
-                    rows<S, decltype(type)> v;
+                    rows<S, octet<decltype(type)>> v;
                     v.load(a.head_dim_v, value);
                     v.weigh(s, o);
                 });
