@@ -1,4 +1,4 @@
-# make demo | report | report-full | test | test-all | test-peers | fuzz | docs | lint | wheel | tools | tools-ik | sanitize |
+# make check | demo | report | report-full | test | test-all | test-peers | fuzz | docs | lint | wheel | tools | tools-ik | sanitize |
 # cuda-check | vulkan-check | vulkan-acceptance: everything they need is set up first, in .venv.
 # Needs Python >= 3.10, a C++ compiler, make and git; cmake and ninja come from PyPI.
 
@@ -8,6 +8,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
 INSTALL := $(BIN)/python native/install.py
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# the package whose llama.cpp is pinned: the tests compare with it
+PEER := $(firstword $(shell cat patches/upstream.txt))
 # of the peer its library alone is compiled
 PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF \
              -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/tests/peer.cmake
@@ -30,9 +32,9 @@ NVCC      = $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/
 CUBLAS    = nvidia-cublas==13.*
 HAS_CUBLAS = $(wildcard /usr/local/cuda/include/cublas_v2.h)
 
-.PHONY: build demo report report-full test test-all test-peers test-build docs lint words format wheel wheel-linux wheel-cuda
+.PHONY: build check demo report report-full test test-all test-peers test-build docs lint words format wheel wheel-linux wheel-cuda
 .PHONY: tools tools-patched tools-stock tools-ik
-.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread test-kinds cuda-check vulkan-check vulkan-acceptance clean
+.PHONY: fuzz fuzz-files fuzz-states fuzz-calls sanitize sanitize-address sanitize-thread test-kinds cuda-check vulkan-check vulkan-acceptance upstream-check clean
 
 $(BIN)/pip:
 	@echo "[1/7] build tools: cmake, ninja, scikit-build-core, cffi"
@@ -45,7 +47,7 @@ $(VENV)/.build-tools: $(BIN)/pip pyproject.toml
 
 # an editable install: Python files from here, the library rebuilt as far as needed
 build: $(VENV)/.build-tools
-	$(INSTALL) --editable .
+	$(INSTALL) --editable .[cli]
 
 PASSKEY := $(BIN)/pylongctx eval passkey --method full --method selfextend --method longheads
 
@@ -74,7 +76,7 @@ report-full: build
 
 $(VENV)/.test-tools: $(VENV)/.build-tools
 	# no cache: a wheel of the peer that was built with other options would be taken for this one
-	CMAKE_ARGS="$(PEER_ARGS)" $(INSTALL) --no-cache-dir --no-binary llama-cpp-python llama-cpp-python==0.3.36
+	CMAKE_ARGS="$(PEER_ARGS)" $(INSTALL) --no-cache-dir --no-binary llama-cpp-python $(PEER)
 	$(BIN)/python -c "import llama_cpp"  # pip may have a wheel in its cache that was built without the library
 	touch $@
 
@@ -90,10 +92,21 @@ cuda-check: build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	$(PIP) install pytest nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
 	$(BIN)/python -m pytest -q -rs --all tests/test_cuda_build.py tests/test_cuda_gates.py
 
+# the library with runs of single ops, and what the tests need but the peer; again only after a change in C++
+$(VENV)/.check-tools: $(VENV)/.lint-tools $(VENV)/.build-tools CMakeLists.txt $(shell find native patches -type f)
+	$(INSTALL) --editable .[test] -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_WERROR=ON
+	touch $@
+
+# in a minute and a half: the linters of Python, and the tests of a few files of every floor, which need no peer
+check: $(VENV)/.check-tools
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(PYTEST) -q -m check $$(grep -l "^pytestmark = pytest.mark.check" tests/test_*.py)
+
 # with runs of single ops, and the CUDA kernels as C++, so that they are tested where there is no GPU. CMake remembers the option: make
 # build keeps it
 test-build: $(VENV)/.test-tools
-	$(INSTALL) --editable .[$(TEST_EXTRAS)] -C cmake.define.LCTX_HARNESS=ON
+	$(INSTALL) --editable .[$(TEST_EXTRAS)] -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_WERROR=ON
 
 # few cases of every table, of every test (tests/thinning.py)
 test: test-build
@@ -120,7 +133,7 @@ test-peers: test-build
 
 # without the library: mypy and import-linter read the sources, and the packages whose types they use
 $(VENV)/.lint-tools: $(BIN)/pip pyproject.toml
-	$(PIP) install ruff mypy "import-linter>=2.17" clang-format==18.1.8 cffi llguidance markdown-it-py numpy rich
+	$(PIP) install ruff mypy "import-linter>=2.17" clang-format==18.1.8 cffi llguidance markdown-it-py numpy rich shtab
 	touch $@
 
 lint: $(VENV)/.lint-tools
@@ -198,12 +211,17 @@ tools-ik: $(VENV)/.build-tools
 # a library of its own in build/ALONE, with the harness, and tests of kernels and memory on it
 ALONE_TESTS := test_ops.py test_multiply.py test_chunks.py test_oracle_chunks.py test_evict.py test_memory.py \
     test_corm_sequences.py test_pages.py test_order.py
-INSTALL_ALONE = $(PIP) install pytest hypothesis gguf numpy cffi rich && \
+INSTALL_ALONE = $(PIP) install pytest hypothesis gguf numpy cffi rich llguidance markdown-it-py && \
     $(PIP) install --no-build-isolation --no-deps --upgrade --target build/$(ALONE) . -C build-dir=build/$(ALONE)/build \
-        -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
+        -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_WERROR=ON -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
 # -S and another folder: neither the editable install nor the source tree in front of this library
 PATH_ALONE = $(CURDIR)/build/$(ALONE):$$($(CURDIR)/$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 PYTHON_ALONE = PYTHONPATH=$(PATH_ALONE) $(CURDIR)/$(BIN)/python -S
+
+# how the patches apply to another llama.cpp, and whether native/ compiles with it: make upstream-check SOURCE=DIR
+upstream-check: $(VENV)/.build-tools
+	@test -n "$(SOURCE)" || { echo "make upstream-check SOURCE=DIR: DIR is a tree of llama.cpp"; exit 2; }
+	$(BIN)/python patches/refresh.py check "$(SOURCE)"
 
 # on a library that checks itself; of threads not every case, they would take hours
 sanitize: sanitize-address sanitize-thread

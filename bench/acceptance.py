@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pylongctx import Llama
 from pylongctx.catalog import resolve
-from pylongctx.engine import draft_length
-from pylongctx.engine.counters import Counters
+from pylongctx.engine import drafting
+from pylongctx.engine.job import Counters
 from pylongctx.files import read_file
 
 ROOM = 256  # tokens of a context after the text
@@ -23,7 +23,7 @@ ROOM = 256  # tokens of a context after the text
 
 def fix_length(n: int) -> None:
     """Let each draft have ``n`` tokens."""
-    draft_length.DraftLength.choose = lambda self, times, n_others, most: min(n, most)  # type: ignore[method-assign]
+    drafting.DraftLength.choose = lambda self, times, n_others, most: min(n, most)  # type: ignore[method-assign]
 
 
 def counts(counters: Counters) -> tuple[int, int, int]:

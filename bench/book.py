@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pylongctx._tables import show_table
-from pylongctx.cli.console import Meter
+from pylongctx.cli.console import Meter, show_table
 from pylongctx.cli.get import fetched
 from pylongctx.eval.matrix import read_positions
 from pylongctx.eval.recall import Recall

@@ -22,8 +22,8 @@ from random_model import FILE_TYPES, LLAMA, Recipe, Shape, Weights, add_meta, ad
 from report import table
 
 from pylongctx import _arguments as arguments
-from pylongctx.eval.planned import plan_of
-from pylongctx.planning.plan import Plan
+from pylongctx.eval.runner import plan_of
+from pylongctx.planning import Plan
 
 GIB = 2**30
 RESERVED = GIB

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from pylongctx._free import available_cpus
-from pylongctx.eval.bench.formats import table
-from pylongctx.eval.bench.record import cpu_name
+from pylongctx.eval.bench.record import cpu_name, table
 
 __all__ = ["machine", "spread", "table"]
 

@@ -20,7 +20,7 @@ from report import machine, table
 
 from pylongctx._free import available_cpus
 from pylongctx.cli.arguments import int_list
-from pylongctx.eval.bench.engines import clean_environment
+from pylongctx.eval.bench.runner import clean_environment
 
 PEERS = {"llama.cpp": {"flash_attn": True}}
 BUSY = "while True: pass"

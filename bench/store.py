@@ -42,7 +42,7 @@ from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.thread import EngineThread
 from pylongctx.models import embedded_model
-from pylongctx.parallel.host import Host
+from pylongctx.parallel import Host
 from pylongctx.store.folder import UNFINISHED, Folder
 from pylongctx.store.layout import BLOCK
 

@@ -21,6 +21,7 @@ STEPS = (
     ("*** Building project", "compiling, minutes when it is the first time"),
     ("*** Installing project", "installing"),
 )
+NOTE = "-- Compiling for "  # what the library is for, which is printed
 COMPILED = re.compile(r"\[(\d+)/(\d+)\] ")  # ninja's
 
 
@@ -39,6 +40,8 @@ class Steps:
             if text.startswith(begin) and number > self._said:
                 self._said = number
                 return f"[{number + 1}/{len(STEPS) + 1}] {name}"
+        if text.startswith(NOTE):
+            return f"      {text.removeprefix('-- ')}"
         if match := COMPILED.match(text):
             done, total = int(match[1]), int(match[2])
             tenths = 10 * done // total

@@ -4,16 +4,22 @@ python patches/refresh.py import            build/patches: upstream (tag upstrea
 python patches/refresh.py export            write the commits since upstream-head to patches/*.patch and series
 python patches/refresh.py export --check    write nothing, fail when a file would change
 python patches/refresh.py prove [VERSION..] apply the series to older releases (older.txt), compile, say how it went
+python patches/refresh.py check DIR         apply the series to a copy of a llama.cpp tree, check that native/ compiles
 """
 
 import argparse
 import hashlib
+import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 PATCHES = Path(__file__).resolve().parent
@@ -201,11 +207,74 @@ def prove_series(versions: list[str]) -> None:
         raise SystemExit(1)
 
 
+def copied_tree(source: Path, work: Path) -> Path:
+    """Copy the files that a build needs of a llama.cpp tree, or of the one in a source package of llama-cpp-python."""
+    if (source / "vendor/llama.cpp").is_dir():
+        source = source / "vendor/llama.cpp"
+    if not (source / "src/llama.cpp").is_file():
+        raise SystemExit(f"{source} is not a tree of llama.cpp")
+    shutil.rmtree(work, ignore_errors=True)
+    for name in built_files():
+        if (source / name).is_dir():
+            shutil.copytree(source / name, work / name)
+        elif (source / name).is_file():
+            work.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, work / name)
+    return work
+
+
+def compile_commands(tree: Path, build: Path) -> dict[str, list[str]]:
+    """Let CMake configure a build of a patched tree; return how files of native/ and patched ones are compiled."""
+    options = [f"-DLCTX_UPSTREAM_DIR={tree}", "-DLCTX_HARNESS=ON", "-DCMAKE_BUILD_TYPE=Release"]
+    done = subprocess.run(
+        ["cmake", "-S", PATCHES.parent, "-B", build, "-G", "Ninja", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    )
+    if done.returncode:
+        raise SystemExit(f"CMake cannot configure a build of this tree:\n{done.stdout}")
+    patched = {str(tree / file) for name in read_series() for file in touched(PATCHES / name)}
+    found = {}
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        file = entry["file"]
+        if file.startswith(str(PATCHES.parent / "native")) or file in patched:
+            found[file] = shlex.split(entry["command"])
+    return found
+
+
+def syntax_errors(command: list[str], folder: Path) -> list[str]:
+    """Let the compiler check a file without warnings, optimization and output; return its errors."""
+    at = command.index("-o")
+    words = [*command[:at], *command[at + 2 :], "-fsyntax-only", "-w"]
+    done = subprocess.run(words, cwd=folder, stderr=subprocess.PIPE, encoding="utf-8", env=os.environ | {"LC_ALL": "C"})
+    return re.findall(r"^.*error: .*$", done.stderr, re.MULTILINE) or ["it failed"] * (done.returncode != 0)
+
+
+def check_tree(source: Path, work: Path) -> None:
+    """Print how the series applies to a tree, and the files that do not compile with it; fail when there is any."""
+    tree, build = copied_tree(source, work / "llama.cpp"), work / "build"
+    applied = {name: apply(tree, PATCHES / name) for name in read_series()}
+    for name, how in applied.items():
+        print(f"{name}: {how}", flush=True)
+    commands = compile_commands(tree, build)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        errors = dict(zip(commands, pool.map(partial(syntax_errors, folder=build), commands.values()), strict=True))
+    failed = {file: found for file, found in errors.items() if found}
+    for file, found in failed.items():
+        print(f"{Path(file).relative_to(PATCHES.parent)}: {len(found)} errors", *found[:3], sep="\n  ")
+    n_applied = sum(how != BY_HAND for how in applied.values())
+    print(f"{n_applied} of {len(applied)} patches apply, {len(errors) - len(failed)} of {len(errors)} files compile")
+    if failed or n_applied < len(applied):
+        raise SystemExit(1)
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["import", "export", "prove"])
-    parser.add_argument("versions", nargs="*", metavar="VERSION", help="prove: of older.txt; else the first of it")
+    parser.add_argument("action", choices=["import", "export", "prove", "check"])
+    help = "prove: versions of older.txt, else the first of it; check: the folder of a tree"
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help=help)
     parser.add_argument("--work", type=Path, default=BUILD / "patches", help="folder of the repository")
     parser.add_argument("--tarball", type=Path, help="the pinned source package, instead of a build's or pip's")
     parser.add_argument("--check", action="store_true", help="export: change nothing, fail on a difference")
@@ -213,7 +282,11 @@ def main() -> None:
     if arguments.action == "import":
         import_series(arguments.work, arguments.tarball or tarball(*next(iter(pins("upstream.txt").items()))))
     elif arguments.action == "prove":
-        prove_series(arguments.versions)
+        prove_series(arguments.sources)
+    elif arguments.action == "check":
+        if len(arguments.sources) != 1:
+            parser.error("check takes one folder")
+        check_tree(Path(arguments.sources[0]).resolve(), BUILD / "upstream-check")
     else:
         export_series(arguments.work, arguments.check)
 

@@ -21,12 +21,9 @@ from pylongctx.methods import (
 if TYPE_CHECKING:
     from pylongctx.chat import register_chat_completion_handler, unregister_chat_completion_handler
     from pylongctx.completions.grammar import LlamaGrammar
-    from pylongctx.completions.tokenizer import LlamaTokenizer
-    from pylongctx.drafts.model import ModelDraft
-    from pylongctx.drafts.mtp import MtpDraft
+    from pylongctx.drafts.model import ModelDraft, MtpDraft
     from pylongctx.drafts.ngrams import NgramCacheDraft, NgramDraft, NgramModDraft
     from pylongctx.drafts.speculative import DraftChain, LlamaDraftModel, LlamaPromptLookupDecoding, SelfDraft
-    from pylongctx.engine.cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
     from pylongctx.engine.documents import Document
     from pylongctx.engine.sampling.sampler import (
         LogitsProcessor,
@@ -35,9 +32,9 @@ if TYPE_CHECKING:
         StoppingCriteria,
         StoppingCriteriaList,
     )
-    from pylongctx.engine.saved_state import LlamaState
-    from pylongctx.llama import Llama
-    from pylongctx.parallel.aio import AsyncLlama
+    from pylongctx.engine.saved_state import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache, LlamaState
+    from pylongctx.llama import Llama, LlamaTokenizer
+    from pylongctx.parallel import AsyncLlama
 
 __version__ = "0.1.0"
 __all__ = [
@@ -83,13 +80,12 @@ __all__ = [
 ]
 
 _LAZY = {
-    "parallel.aio": ("AsyncLlama",),
+    "parallel": ("AsyncLlama",),
     "engine.documents": ("Document",),
-    "engine.cache": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache"),
+    "engine.saved_state": ("BaseLlamaCache", "LlamaCache", "LlamaDiskCache", "LlamaRAMCache", "LlamaState"),
     "chat": ("register_chat_completion_handler", "unregister_chat_completion_handler"),
     "completions.grammar": ("LlamaGrammar",),
-    "llama": ("Llama",),
-    "completions.tokenizer": ("LlamaTokenizer",),
+    "llama": ("Llama", "LlamaTokenizer"),
     "engine.sampling.sampler": (
         "LogitsProcessor",
         "LogitsProcessorList",
@@ -97,11 +93,9 @@ _LAZY = {
         "StoppingCriteria",
         "StoppingCriteriaList",
     ),
-    "drafts.model": ("ModelDraft",),
-    "drafts.mtp": ("MtpDraft",),
+    "drafts.model": ("ModelDraft", "MtpDraft"),
     "drafts.ngrams": ("NgramCacheDraft", "NgramDraft", "NgramModDraft"),
     "drafts.speculative": ("DraftChain", "LlamaDraftModel", "LlamaPromptLookupDecoding", "SelfDraft"),
-    "engine.saved_state": ("LlamaState",),
 }
 
 

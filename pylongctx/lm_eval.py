@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pylongctx import Llama
-from pylongctx.completions.logprobs import Scorer
+from pylongctx.completions.results import Scorer
 from pylongctx.engine.prefix import longest_prefix
 
 try:
@@ -20,7 +20,7 @@ try:
     from lm_eval.models.utils import maybe_truncate, normalize_gen_kwargs
     from tqdm import tqdm
 except ImportError as reason:
-    raise ImportError(f"lm_eval needs lm-evaluation-harness: pip install pylongctx[lm-eval] ({reason})") from reason
+    raise ImportError(f"lm_eval needs lm-evaluation-harness: pip install 'pylongctx[lm-eval]' ({reason})") from reason
 
 BATCHES = 8  # batches of requests to answer before lm_eval's cache is written
 

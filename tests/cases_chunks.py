@@ -144,6 +144,8 @@ def _chunk_tiles() -> list[ChunkCase]:
         with_method(base, "-group", select="group"),
         with_method(base, "-recent0", n_recent=0),
         with_method(base, "-all", tile_window=400),
+        *(with_method(base, f"-cutoff{n}", tile_window=192, tile_cutoff=n) for n in (0, 2, 3)),
+        with_method(base, "-cutoff3-dca", tile_window=128, tile_cutoff=3, position="dca"),
         replace(base, name="tile-softcap", softcap=3.0),
         *(replace(base, name=f"tile-dim{d}", head_dim_k=d, head_dim_v=d) for d in (24, 40, 128, 512)),
         *(

@@ -232,7 +232,7 @@ def drafted(monkeypatch):
 @pytest.fixture
 def drafts(drafted, monkeypatch, request):
     """Let each step draft, at most N_DRAFT tokens of the module, and return the drafts of all jobs."""
-    from pylongctx.engine.draft_length import DraftLength
+    from pylongctx.engine.drafting import DraftLength
 
     n_draft = request.module.N_DRAFT
     monkeypatch.setattr(DraftLength, "choose", lambda self, times, n_others, most: min(n_draft, most))

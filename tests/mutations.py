@@ -101,13 +101,13 @@ MUTATIONS = [
     Mutation("the end of a step", "native/memory/votes.cpp",
              "retain_->border(p) - p + 1 : INT32_MAX;", "retain_->border(p) - p + 2 : INT32_MAX;",
              "test_corm_sequences.py"),
-    Mutation("the state used least recently", "pylongctx/engine/cache.py",
+    Mutation("the state used least recently", "pylongctx/engine/saved_state.py",
              "self.cache_state.move_to_end(found)", "pass", "test_state.py"),
     Mutation("a harmonic mean", "pylongctx/eval/scorers.py",
              "return 2 * n_same / (len", "return n_same / (len", "test_eval_scorers.py"),
-    Mutation("where special tokens are text", "pylongctx/chat/tokens.py",
-             "if not within[first:end].any()]", "if within[first:end].any()]", "test_chat_tokens.py"),
-    Mutation("a tool that must be called", "pylongctx/chat/request.py",
+    Mutation("where special tokens are text", "pylongctx/chat/conversation.py",
+             "if not _overlaps(span, plain, starts)]", "if _overlaps(span, plain, starts)]", "test_chat_tokens.py"),
+    Mutation("a tool that must be called", "pylongctx/chat/conversation.py",
              'return named, "required"', 'return named, "auto"', "test_chat_tools.py"),
 ]  # fmt: skip
 

@@ -225,7 +225,8 @@ def assert_right_list(layer: Stored, got: LayerRun, first: int) -> None:
     for p, head in np.ndindex(layer.method.tile, layer.q.shape[1]):
         own = (first + p) // layer.method.chunk_size + 1
         np.testing.assert_array_equal(got.chunks[first + p, head, :own], last[head, :own])
-    by = [missed(values[i], last[i * layer.ratio], free, layer.method.n_shared) for i in range(len(values))]
+    n, least = layer.method.n_shared, -layer.method.tile_cutoff * np.log(2)
+    by = [missed(values[i], last[i * layer.ratio], free, n, least) for i in range(len(values))]
     assert_near_ties(np.array(by), values)
 
 

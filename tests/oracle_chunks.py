@@ -371,16 +371,17 @@ def choose(scores: np.ndarray, free: np.ndarray, n: int) -> np.ndarray:
     return read
 
 
-def missed(scores: np.ndarray, read: np.ndarray, free: np.ndarray, n: int) -> float:
-    """Return by how much the best chunk that was left is above the worst that was taken; inf for what may not be.
+def missed(scores: np.ndarray, read: np.ndarray, free: np.ndarray, n: int, least: float = -np.inf) -> float:
+    """Return by how much chunks were taken or left wrongly; inf for what may not be.
 
-    Chunks without rows, of score -inf, may be taken or left; all others count.
+    The ``n`` best that reach ``least`` are right. Chunks without rows, of score -inf, may be taken or left.
     """
     there = free & (np.pad(scores, (0, len(free)), constant_values=-np.inf)[: len(free)] > -np.inf)
-    taken, left = np.flatnonzero(there & read), np.flatnonzero(there & ~read)
-    if not read[~free].all() or len(taken) != min(n, there.sum()) or (read & free).sum() > n:
+    taken, left = scores[np.flatnonzero(there & read)], scores[np.flatnonzero(there & ~read)]
+    if not read[~free].all() or (read & free).sum() > n:
         return np.inf
-    return float(max(0.0, scores[left].max(initial=-np.inf) - scores[taken].min(initial=np.inf)))
+    bar = taken.min(initial=np.inf) if len(taken) == n else least
+    return float(max([0.0, *(left - bar), *(least - taken)]))
 
 
 # ---- by definition ----

@@ -27,12 +27,14 @@ class LongHeads:
     n_ctx: int = 4096
     tile: int = 1
     tile_window: int = 0
+    tile_cutoff: int = 1000
 
     def text(self) -> str:
         names = ("chunk_size", "window", "n_recent", "select", "representation", "position")
         options = {name: getattr(self, name) for name in names}
         options |= {"select_from": self.window} if self.position != "packed" else {}
-        options |= {"tile": self.tile} | ({"tile_window": self.tile_window} if self.tile > 1 else {})
+        of_tile = {"tile_window": self.tile_window, "tile_cutoff": self.tile_cutoff}
+        options |= {"tile": self.tile} | (of_tile if self.tile > 1 else {})
         return ",".join(["longheads", *(f"{name}={value}" for name, value in options.items())])
 
     @property

@@ -6,7 +6,7 @@ import re
 import zipfile
 from pathlib import Path
 
-from pylongctx.catalog.index import Wheel
+from pylongctx.catalog.pypi import Wheel
 
 NAME, FILE = "tiny", "tiny-q8_0.gguf"
 

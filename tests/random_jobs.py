@@ -16,7 +16,7 @@ from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.thread import EngineThread
 from pylongctx.errors import Aborted, ContextFull
-from pylongctx.parallel.host import Host
+from pylongctx.parallel import Host
 
 PATIENCE = 60.0  # seconds until an answer that does not come is an error
 

@@ -11,7 +11,7 @@ from session import assert_same
 from pylongctx import LlamaPromptLookupDecoding, LlamaRAMCache
 from pylongctx.engine import documents
 from pylongctx.errors import Aborted
-from pylongctx.store import finder, keeper, layout
+from pylongctx.store import finder, layout, library
 
 N_CTX = 384
 LONGEST = N_CTX - 40  # of a prompt, so that an answer follows
@@ -22,10 +22,10 @@ SIZES = {"n_ctx": N_CTX, "n_ubatch": 32} | F32
 
 def small_blocks(monkeypatch):
     """Let the store cut short texts into blocks, tails and points."""
-    for module in (finder, keeper, layout):
+    for module in (finder, library, layout):
         monkeypatch.setattr(module, "BLOCK", N_BLOCK)
     monkeypatch.setattr(layout, "SPACING", 2 * N_BLOCK)
-    monkeypatch.setattr(keeper, "MIN_TAIL", 8)
+    monkeypatch.setattr(library, "MIN_TAIL", 8)
     monkeypatch.setattr(documents, "MIN_SPAN", 40)
     monkeypatch.setattr(documents, "FRESH_TOKENS", 16)
 

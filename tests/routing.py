@@ -24,11 +24,10 @@ class Routing:
     def __init__(self, words, settings, limits, options, autoload):
         import httpx
 
-        from pylongctx.serve.children import Children, Limits
+        from pylongctx.serve.children import Children, Limits, Shelf
         from pylongctx.serve.router import Router, create_app
         from pylongctx.serve.server import listen, make_server
         from pylongctx.serve.service import Settings
-        from pylongctx.serve.shelf import Shelf
 
         settings = Settings(alias="none", **{"grace": 5.0} | dict(settings))
         children = Children([*WORDS, *options], Limits(**limits), settings.api_keys, settings.slot_folder)

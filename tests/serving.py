@@ -81,7 +81,7 @@ class Running:
 @contextmanager
 def running(n_seq=2, embedder=None, settings=(), path=None, **arguments):
     """Open a model and serve it while the block runs."""
-    from pylongctx.parallel.host import Host
+    from pylongctx.parallel import Host
     from pylongctx.serve.service import Service, Settings
 
     host = Host(str(path or embedded_model()), n_seq, **DEFAULTS | arguments)

@@ -4,6 +4,8 @@ import json
 
 import pytest
 from llamas import new
+from random_model import Shape
+from tiny_gguf import make_model
 
 from pylongctx.cli import main
 from pylongctx.eval import advice
@@ -33,6 +35,16 @@ def test_inside_and_beyond_the_trained_context(embedded_model, known_speed):
     assert chosen.read == pytest.approx(4000 * 1e-3 + 4000 * 512e-6 + 4000**2 / 2 * 1e-8, rel=0.03)
     assert beyond.best is chosen
     assert chosen.token == pytest.approx(2e-3 + 256e-7 + 4000e-9)
+
+
+def test_windows_are_those_that_the_library_chooses(tmp_path, known_speed):
+    """Heads that select together read half as much more, tiles as much as without them."""
+    shape = Shape(n_embd=512, n_head=8, n_head_kv=2, n_layer=1, n_ctx_train=8192)
+    path = make_model(tmp_path / "group.gguf", shape)
+    chosen = advise(str(path), 8000).estimates[1]
+    assert chosen.token == pytest.approx(2e-3 + 3072e-7 + 8000e-9)
+    read = 8000 * 1e-3 + (5120**2 / 2 + 2880 * 4096) * 1e-6 + (8000**2 - 5120**2) / 2 * 1e-8
+    assert chosen.read == pytest.approx(read, rel=0.03)
 
 
 def test_bytes_are_those_that_a_context_takes(embedded_model, known_speed):

@@ -11,8 +11,8 @@ import pytest
 from needs import lacks
 
 from pylongctx.cli import main
-from pylongctx.eval.bench import engines, programs, record, runner
-from pylongctx.eval.bench.case import Case
+from pylongctx.eval.bench import programs, record, runner
+from pylongctx.eval.bench.record import Case
 from pylongctx.eval.bench.worker import BenchRun
 
 CORM = "corm,window=8,recent=8,evict_every=8"
@@ -75,7 +75,7 @@ def test_a_refused_configuration_is_a_record_and_the_rest_runs(capsys):
 
 
 def test_a_process_that_dies_is_a_record(embedded_model):
-    engine = engines.Ours(Case(str(embedded_model), 8, 0), "full", warmup=False)
+    engine = runner.Ours(Case(str(embedded_model), 8, 0), "full", warmup=False)
     engine._process.kill()
     engine.run()
     engine.run()
@@ -301,7 +301,7 @@ def test_vs_stock_with_the_real_one(capsys):
 
 
 def test_no_ratio_without_a_peer(embedded_model):
-    refused = engines.Peer(Case("a", 8, 0), programs.stock_program(Path("nowhere"), 0), True)
+    refused = runner.Peer(Case("a", 8, 0), programs.stock_program(Path("nowhere"), 0), True)
     refused.run()
     assert refused.error == "nowhere cannot be run: No such file or directory"
     assert runner.ratios([refused]) == []

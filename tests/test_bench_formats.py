@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from needs import lacks
 
-from pylongctx.eval.bench import formats, record
-from pylongctx.eval.bench.case import Case, cases, label, pair, wanted
+from pylongctx.eval.bench import record
+from pylongctx.eval.bench.record import Case, cases, label, pair, wanted
 
 UPSTREAM = sorted(
     (Path(__file__).parents[1] / "build").glob("*/upstream/*/llama.cpp/tools/llama-bench/llama-bench.cpp")
@@ -80,7 +80,7 @@ def records(embedded_model) -> list[record.Record]:
 
 def printed(name: str, records: list[record.Record], columns: tuple[str, ...] = ()) -> str:
     out = io.StringIO()
-    printer = formats.FORMATS[name](out, columns)
+    printer = record.FORMATS[name](out, columns)
     printer.start()
     for one in records:
         printer.add(one)

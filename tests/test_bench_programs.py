@@ -13,7 +13,7 @@ import pytest
 
 from pylongctx.cli import main
 from pylongctx.eval.bench import programs
-from pylongctx.eval.bench.case import Case
+from pylongctx.eval.bench.record import Case
 
 # the fields that llama-bench of ik_llama.cpp 8337e4cd prints (get_fields, get_values), for -p 0 -n 0 -gp 48,8
 IK_RECORD = {

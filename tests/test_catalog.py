@@ -16,12 +16,10 @@ import pytest
 from package_index import FILE, NAME, Index, sha256, wheel_of
 
 from pylongctx import Llama
-from pylongctx.catalog import CATALOG, find, lookup, pypi, resolve
+from pylongctx.catalog import CATALOG, ENTRIES, find, lookup, pypi, resolve
 from pylongctx.catalog.entry import LICENSES
-from pylongctx.catalog.hub import HubEntry
-from pylongctx.catalog.index import Wheel
-from pylongctx.catalog.pypi import PyPIEntry
-from pylongctx.catalog.table import ENTRIES
+from pylongctx.catalog.huggingface import HubEntry
+from pylongctx.catalog.pypi import PyPIEntry, Wheel
 from pylongctx.cli import main
 from pylongctx.eval import matrix
 

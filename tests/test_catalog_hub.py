@@ -8,7 +8,7 @@ import pytest
 from package_index import FILE, NAME, sha256
 
 from pylongctx.catalog import CATALOG, resolve
-from pylongctx.catalog.hub import HubEntry
+from pylongctx.catalog.huggingface import HubEntry
 from pylongctx.cli import main
 
 

@@ -8,8 +8,7 @@ from llamas import new
 from serving import running
 
 from pylongctx import Llama
-from pylongctx.chat.marks import Marks
-from pylongctx.chat.request import texts_of
+from pylongctx.chat.conversation import Marks, texts_of
 from pylongctx.chat.template import Templates
 from upstream import files
 

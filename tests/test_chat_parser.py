@@ -8,7 +8,7 @@ import pytest
 from chat_templates import CLOCK, THINKING, TOOLS, WEATHER
 
 from pylongctx._lib import lib, take_text
-from pylongctx.chat.parser import AnswerParser
+from pylongctx.chat.answer import AnswerParser
 from pylongctx.chat.template import ChatTemplate
 from pylongctx.engine.model import Model
 from upstream import files

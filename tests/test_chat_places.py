@@ -7,7 +7,7 @@ from chat_templates import TAGGED, THINKING, TOOLS
 from llamas import new, script
 from schemas import object_of, text
 
-from pylongctx.chat.places import PlacedTools, may_be_text
+from pylongctx.chat.template import PlacedTools, may_be_text
 
 USER = [{"role": "user", "content": "Look it up."}]
 WILD = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 1500}

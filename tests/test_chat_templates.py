@@ -14,8 +14,8 @@ from thinning import thin
 
 from pylongctx import Llama
 from pylongctx._lib import library_path
+from pylongctx.chat.answer import AnswerParser
 from pylongctx.chat.formats import FORMATS, FUNCTIONARY, OF_LLAMA_CPP, find
-from pylongctx.chat.parser import AnswerParser
 from pylongctx.chat.template import NO_TEMPLATE, ChatTemplate
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.sampling.sampler import Sampler

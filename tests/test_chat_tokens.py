@@ -9,8 +9,7 @@ from serving import running
 from session import assert_same
 
 from pylongctx import Llama, LlamaRAMCache
-from pylongctx.chat.marks import find_marks
-from pylongctx.chat.tokens import prompt_tokens
+from pylongctx.chat.conversation import find_marks, prompt_tokens
 from pylongctx.engine.prefix import longest_prefix
 from upstream import files
 

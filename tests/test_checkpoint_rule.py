@@ -6,7 +6,9 @@ import pytest
 from llamas import new
 
 from pylongctx._lib import lib
-from pylongctx.engine.checkpoints import SPACING, TAIL, Checkpoints
+from pylongctx.engine.session import SPACING, TAIL, Checkpoints
+
+pytestmark = pytest.mark.check
 
 
 def walk(
@@ -24,7 +26,7 @@ def walk(
         rule.request(wish)
     rule.begin(pos, n)
     while here[0] < pos + n:
-        steps.append(rule.cut(here[0], min(step, pos + n - here[0])))
+        steps.append(rule.limit_step(here[0], min(step, pos + n - here[0])))
         here[0] += steps[-1]
         rule.reach(0, here[0])
     return made, steps
@@ -40,7 +42,13 @@ def test_a_prompt_that_continues_has_one_at_its_beginning():
 
 def test_a_long_prompt_has_more():
     made, _ = walk(100, 3 * SPACING)
-    assert made == [100, SPACING, 2 * SPACING, 3 * SPACING, 100 + 3 * SPACING - TAIL]
+    assert made == [
+        100,
+        SPACING,
+        2 * SPACING,
+        3 * SPACING,
+        100 + 3 * SPACING - TAIL,
+    ]
 
 
 def test_a_short_text_has_none():
@@ -62,7 +70,12 @@ def test_requests_hold_for_the_text_that_follows():
 
 def test_places_are_where_chunks_begin_when_only_these_can_be_cut():
     made, _ = walk(0, 2 * SPACING + 300, wishes=(100,), chunk=48)
-    assert made == [96, SPACING - SPACING % 48, 2 * SPACING - 2 * SPACING % 48, (2 * SPACING + 300 - TAIL) // 48 * 48]
+    assert made == [
+        96,
+        SPACING - SPACING % 48,
+        2 * SPACING - 2 * SPACING % 48,
+        (2 * SPACING + 300 - TAIL) // 48 * 48,
+    ]
     made, _ = walk(50, 100, chunk=48)
     assert made == [96]
 

@@ -15,8 +15,8 @@ from test_tiny_hybrids import SHAPE, make
 from tiny_models import RECIPES
 
 from pylongctx import LlamaPromptLookupDecoding, LlamaRAMCache
-from pylongctx.engine import checkpoints
-from pylongctx.engine.checkpoints import TAIL
+from pylongctx.engine import session
+from pylongctx.engine.session import TAIL
 from pylongctx.errors import Aborted
 from pylongctx.store.finder import Finder
 
@@ -114,7 +114,7 @@ def test_the_second_edit_of_a_place_is_cheap(start, text):
 
 
 def test_a_long_prompt_is_taken_up_in_the_middle(start, text, monkeypatch):
-    monkeypatch.setattr(checkpoints, "SPACING", 64)
+    monkeypatch.setattr(session, "SPACING", 64)
     llm = start("qwen3next")
     logits_after(llm, text[:200])
     assert cost(llm, [*text[:130], 5, 6, 7]) == 5

@@ -242,6 +242,8 @@ def test_a_rounded_cache_chooses_almost_the_same(name):
     ("chunk_size=16,window=96,tile_window=100", "tile_window must be a multiple of chunk_size 16 from 64 on, not 100"),
     ("chunk_size=16,window=96,tile_window=48", "tile_window must be a multiple of chunk_size 16 from 64 on, not 48"),
     ("chunk_size=16,window=96,tile=1,tile_window=96", "tile_window is for tiles of tokens that choose together"),
+    ("chunk_size=16,window=96,tile=1,tile_cutoff=3", "tile_cutoff is for tiles of tokens that choose together"),
+    ("chunk_size=16,window=96,tile_cutoff=1001", "tile_cutoff must be from 0 to 1000, which leaves out nothing"),
     ("chunk_size=16,window=96,tile=64,representation=minmax", "tile=64 compares keys, not minmax"),
     ("select_block=8", "select_block left in version 0.2.0; every query chooses for itself"),
     ("n_neighbor=3", "n_neighbor left in version 0.2.0; chunks of 16 tokens do without"),

@@ -285,7 +285,7 @@ def test_help_does_not_need_the_library():
         (["doctor"], 1, "problems        the native library"),
         (["get"], 0, "smollm2-135m"),
         (["eval"], 0, "passkey     hide a number"),
-        (["completion", "bash"], 0, "complete -F _pylongctx pylongctx"),
+        (["completion", "bash"], 0, "complete -o bashdefault -F _shtab_pylongctx pylongctx"),
     ],
 )
 def test_what_does_not_compute_does_not_need_the_library(words, status, said):

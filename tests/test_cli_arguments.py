@@ -4,6 +4,8 @@ import pytest
 
 from pylongctx.cli.arguments import int_list
 
+pytestmark = pytest.mark.check
+
 
 @pytest.mark.parametrize(
     ("text", "numbers"),

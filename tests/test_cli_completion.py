@@ -2,32 +2,29 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from pylongctx.catalog import CATALOG
 from pylongctx.cli import COMMANDS, make_parser
-from pylongctx.cli.completion import table
-from pylongctx.cli.shells import SHELLS
+from pylongctx.cli.completion import SHELLS, script
+from pylongctx.eval.registry import TASKS
 from pylongctx.methods import METHODS
 
+pytest.importorskip("shtab")
 ASK = """source ./script
 COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-_pylongctx
+_shtab_pylongctx pylongctx "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
 @pytest.fixture(scope="module")
-def commands():
-    return table(make_parser())
-
-
-@pytest.fixture(scope="module")
-def folder(commands, tmp_path_factory):
+def folder(tmp_path_factory):
     """A folder with the script of bash and two files."""
     folder = tmp_path_factory.mktemp("completion")
-    (folder / "script").write_text(SHELLS["bash"](commands))
+    (folder / "script").write_text(script(make_parser(), "bash"))
     (folder / "my book.txt").touch()
     (folder / "model.gguf").touch()
     return folder
@@ -55,7 +52,8 @@ def completed(folder, *words):
         (["serve", "-m", "smol"], {name for name in CATALOG if name.startswith("smol")}),
         (["complete", "-f", "my"], {"my book.txt"}),
         (["bench", "-f", "my"], set()),
-        (["kv", ""], {"ls", "rm", "verify", "stats", "script", "my book.txt", "model.gguf"}),
+        (["kv", ""], {"ls", "rm", "verify", "stats"}),
+        (["kv", "ls", ""], {"script", "my book.txt", "model.gguf"}),
         (["nonsense", "--m"], set()),
     ],
 )
@@ -64,13 +62,23 @@ def test_bash_completes(folder, words, found):
 
 
 @pytest.mark.parametrize("shell", list(filter(shutil.which, SHELLS)))
-def test_a_shell_can_read_its_script(shell, commands, tmp_path):
-    (tmp_path / "script").write_text(SHELLS[shell](commands))
+def test_a_shell_can_read_its_script(shell, tmp_path):
+    (tmp_path / "script").write_text(script(make_parser(), shell))
     done = subprocess.run([shell, "-n", tmp_path / "script"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_fish_asks_for_every_option(commands):
-    lines = SHELLS["fish"](commands).splitlines()
-    assert [line for line in lines if "-l rope-freq-base -r " in line and "from chat'" in line]
-    assert len(lines) > sum(len(command.options) for command in commands.values())
+def test_fish_asks_for_every_option():
+    lines = script(make_parser(), "fish").splitlines()
+    assert [line for line in lines if "-l rope-freq-base" in line and "_using chat" in line]
+    commands = make_parser().commands()
+    assert set(commands) == {*COMMANDS} | {f"eval {name}" for name, task in TASKS.items() if not task.plans_only}
+    shown = sum(bool(action.option_strings) for one in commands.values() for action in one.shown())
+    assert sum("complete -c pylongctx" in line for line in lines) > shown
+    assert [line for line in lines if "-o sm " in line] and not [line for line in lines if " -s sm " in line]
+
+
+def test_without_shtab_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(ImportError, match=r"pip install 'pylongctx\[cli\]'"):
+        script(make_parser(), "bash")

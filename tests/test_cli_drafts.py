@@ -6,7 +6,7 @@ import pytest
 from llamas import new
 
 from pylongctx import DraftChain, ModelDraft, MtpDraft, NgramCacheDraft, NgramDraft, NgramModDraft
-from pylongctx.cli.drafts import MISSING, add_draft_options, draft_model, kinds, own_draft
+from pylongctx.cli.generation import MISSING, add_draft_options, draft_model, kinds, own_draft
 
 
 def parsed(*words):

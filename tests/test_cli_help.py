@@ -5,7 +5,9 @@ import argparse
 import pytest
 
 from pylongctx.cli import COMMANDS, GROUPS, main, make_parser
-from pylongctx.cli.help import COMMON
+from pylongctx.cli.arguments import COMMON
+
+pytestmark = pytest.mark.check
 
 PARSERS = make_parser().commands()
 

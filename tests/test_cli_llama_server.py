@@ -1,4 +1,4 @@
-"""Every option of llama-server: it works, or is refused with its reason."""
+"""Every option of llama-server: it works, or is refused, as unknown or with its reason."""
 
 import argparse
 import re
@@ -9,7 +9,9 @@ import pytest
 from tiny_gguf import make_model
 
 from pylongctx import Llama, catalog
-from pylongctx.cli import serve
+from pylongctx.cli import main, make_parser
+from pylongctx.cli import parse as parse_words
+from pylongctx.cli.arguments import unread_variables
 from pylongctx.cli.options import add_llama_options, llama_arguments, model_path, open_llama
 from upstream import option_source
 
@@ -27,28 +29,24 @@ WANTED = """
 """.split()
 
 
-def parser():
-    made = argparse.ArgumentParser()
-    serve.add_parser(made.add_subparsers())
-    return made
-
-
 @pytest.fixture(scope="module")
 def made():
-    return parser()
+    return make_parser("serve")
 
 
 def outcome(made, capsys, *words):
     """Return the reason of a refusal, or the empty string."""
     try:
-        made.parse_args(["serve", *words])
+        parse_words(made, ["serve", *words])
     except SystemExit as ended:
         said = capsys.readouterr()
         if ended.code == 0:
             assert said.out
             return ""
         assert "unrecognized" not in said.err and "expected" not in said.err, said.err
-        return re.search(r"not supported: (.+?)(?: \(from \w+\))?$", said.err.strip())[1]
+        name = words[0] if words else ""
+        found = re.search(rf"not supported: .+|there is no option {re.escape(name)}\b", said.err)
+        return found[0]
     return ""
 
 
@@ -59,17 +57,21 @@ def value_of(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value"), NAMES, ids=[name for name, _ in NAMES])
-def test_an_option_works_or_is_refused_with_its_reason(made, capsys, value_of, name, value):
+def test_an_option_works_or_is_refused(made, capsys, value_of, name, value):
     reason = outcome(made, capsys, name, *([value_of(value)] if value else []))
     assert reason == "" or len(reason) > 10
     assert name not in WANTED or reason == ""
 
 
 @pytest.mark.parametrize(("variable", "value"), VARIABLES, ids=[name for name, _ in VARIABLES])
-def test_so_does_a_variable(monkeypatch, capsys, value_of, variable, value):
+def test_a_variable_works_or_is_refused_or_warned_about(monkeypatch, capsys, value_of, variable, value):
     monkeypatch.setenv(variable, value_of(value) or "on")
-    reason = outcome(parser(), capsys)
-    assert reason == "" or len(reason) > 10
+    made = make_parser("serve")
+    if outcome(made, capsys) == "":
+        capsys.readouterr()
+        args = parse_words(made, ["serve"])
+        read = variable not in unread_variables(args)
+        assert read == (variable in args.variables or not variable.startswith("LLAMA_ARG_"))
 
 
 def test_the_list_is_that_of_the_source():
@@ -103,15 +105,34 @@ def test_a_value_that_asks_for_what_is_done_anyway(made, capsys, words):
     ("words", "reason"),
     [
         ("--cache-reuse 256", "documents with --method full,spans=N, or --overflow evict_middle"),
-        ("--threads-http 4", "one thread reads requests"),
+        ("--reasoning-budget 9", "for 0 use --reasoning off"),
         ("--kv-unified", "--kv-limit bounds their sum"),
         ("--tools all", "clients send tools in requests"),
-        ("--log-file x", "2> FILE"),
-        ("--no-reasoning-preserve", "leave it out of requests"),
+        ("--device CUDA0", "CUDA_VISIBLE_DEVICES"),
+        ("--cache-ram 100", "--kv-store keeps cached prefixes"),
+        ("--poll 50", "0 is what pylongctx does"),
     ],
 )
 def test_reasons_have_a_way_out(made, capsys, words, reason):
     assert reason in outcome(made, capsys, *words.split())
+
+
+@pytest.mark.parametrize("word", ["-ag", "-hft", "-mu", "-sps", "--threads-http"])
+def test_an_unknown_option_is_not_read_as_a_shorter_one(made, capsys, word):
+    assert outcome(made, capsys, word, "1") == f"there is no option {word}"
+
+
+def test_a_value_may_follow_its_short_option(made):
+    assert parse_words(made, ["serve", "-c512"]).ctx_size == 512
+
+
+def test_a_variable_without_an_option_is_warned_about(monkeypatch, caplog):
+    monkeypatch.setenv("LLAMA_ARG_THREADS_HTTP", "4")
+    with pytest.raises(SystemExit):
+        main(["serve", "--port", "none"])
+    monkeypatch.setenv("LLAMA_ARG_PORT", "0")
+    assert main(["serve", "--port", "-1"]) == 1
+    assert "LLAMA_ARG_THREADS_HTTP has no effect" in caplog.text and "LLAMA_ARG_PORT" not in caplog.text
 
 
 # ---- what they do ----

@@ -7,15 +7,14 @@ import pytest
 
 from pylongctx import Corm, LongHeads, SelfExtend
 from pylongctx.cli import main
-from pylongctx.cli.method import chosen_method
-from pylongctx.cli.options import add_llama_options, llama_arguments, model_path, open_llama
-from pylongctx.cli.sampling import (
+from pylongctx.cli.generation import (
     add_sampling_options,
     add_template_options,
     sampling_arguments,
     template_arguments,
     wanted_grammar,
 )
+from pylongctx.cli.options import add_llama_options, chosen_method, llama_arguments, model_path, open_llama
 from pylongctx.models import embedded_model
 from upstream import option_source
 
@@ -147,7 +146,7 @@ def test_the_command_line_comes_before_variables(monkeypatch):
         ("LLAMA_ARG_CTX_SIZE", "many", "argument -c/--ctx-size: 'many' is not an integer (from LLAMA_ARG_CTX_SIZE)"),
         ("LLAMA_ARG_FLASH_ATTN", "off", "cannot be turned off (from LLAMA_ARG_FLASH_ATTN)"),
         ("LLAMA_ARG_CONTEXT_SHIFT", "perhaps", "is neither on nor off (from LLAMA_ARG_CONTEXT_SHIFT)"),
-        ("LLAMA_ARG_MODEL_URL", "http://a/b", "not supported: give a file"),
+        ("LLAMA_ARG_MMPROJ", "file", "not supported: only text input"),
         (
             "LLAMA_ARG_N_PREDICT",
             "0",
@@ -175,7 +174,7 @@ def test_switches_have_a_negative_variable(monkeypatch):
     monkeypatch.setenv("LLAMA_ARG_NO_KV_OFFLOAD", "")
     assert llama_arguments(parse())["offload_kqv"] is False
     assert llama_arguments(parse("-kvo"))["offload_kqv"] is True
-    monkeypatch.setenv("LLAMA_ARG_MODEL_URL", "off")
+    monkeypatch.setenv("LLAMA_ARG_KV_UNIFIED", "off")
     parse()
 
 
@@ -262,7 +261,7 @@ def test_the_method_may_come_from_a_variable(monkeypatch):
             "--keep 4",
             "argument --keep: not supported: use --overflow evict_middle, which keeps the first tokens of a text",
         ),
-        ("--backend-sampling", "tokens are chosen on the CPU"),
+        ("--device CUDA0", "choose devices with CUDA_VISIBLE_DEVICES"),
         ("--samplers top_k;other", "samplers: there is no 'other'; there are penalties (e), dry (d)"),
         ("--sampler-seq kz", "samplers: there is no 'z'"),
         ("--mmproj file", "only text input is supported"),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pylongctx.cli.wrap import Wrapper
+from pylongctx.cli.console import Wrapper
 
 
 def wrap(pieces, width=20):

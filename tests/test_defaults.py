@@ -56,7 +56,7 @@ def test_what_is_open_is_closed_when_there_is_no_memory_for_the_rest(embedded_mo
     def fail(*args):
         raise MemoryError("no room for a sequence")
 
-    monkeypatch.setattr("pylongctx.loading.opening.Session", fail)
+    monkeypatch.setattr("pylongctx.loading.Session", fail)
     with pytest.raises(MemoryError, match="no room"):
         new(embedded_model)
     assert len(closed) == 1

@@ -11,7 +11,7 @@ from test_checkpoints import path_of
 
 from pylongctx import LlamaDraftModel, ModelDraft, NgramDraft
 from pylongctx._lib import lib
-from pylongctx.engine.draft_length import DraftLength
+from pylongctx.engine.drafting import DraftLength
 
 RECURRENT = ["qwen3next", "granitehybrid", "falcon-h1", "lfm2"]
 WHOLLY_RECURRENT = ["mamba"]

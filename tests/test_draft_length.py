@@ -5,13 +5,13 @@ import pytest
 
 from pylongctx import LlamaDraftModel
 from pylongctx.engine import drafting as module
-from pylongctx.engine.draft_length import (
+from pylongctx.engine.drafting import (
     FIRST_PAUSE,
-    KEPT,
+    LENGTH_TOKENS,
+    LENGTHS,
     MAX_PAUSE,
-    PROBE,
     REFRESH,
-    TRIED,
+    TRIAL_TOKENS,
     DraftLength,
     Rate,
     StepTimes,
@@ -92,7 +92,7 @@ class World:
 def test_drafts_that_pay_are_used(slope, right):
     world = World(slope, right)
     tokens, seconds, drafts = drafting(DraftLength(), StepTimes(), world)
-    best = max((1 + min(n, right)) / world.step(1 + n) for n in (0, *TRIED[:-1]))
+    best = max((1 + min(n, right)) / world.step(1 + n) for n in (0, *LENGTHS[:-1]))
     assert tokens / seconds > 0.85 * best
     assert drafts.count(0) <= 2 + len(drafts) // REFRESH
 
@@ -101,7 +101,7 @@ def test_drafts_that_pay_are_used(slope, right):
 def test_drafts_that_do_not_pay_cost_little(slope, right):
     tokens, seconds, drafts = drafting(DraftLength(), StepTimes(), World(slope, right), steps=500)
     assert tokens / seconds > 0.97
-    assert max(drafts[-MAX_PAUSE:]) <= PROBE
+    assert max(drafts[-MAX_PAUSE:]) <= TRIAL_TOKENS
 
 
 def test_an_expensive_draft_model_is_turned_off():
@@ -186,8 +186,8 @@ def test_a_length_is_kept_while_no_draft_is_verified(monkeypatch):
     chosen, choose = [], DraftLength._choose
     monkeypatch.setattr(DraftLength, "_choose", lambda self, *args: chosen.append(args) or choose(self, *args))
     length, times = DraftLength(), measured({1: 0.1, 5: 0.1})
-    found = [length.choose(times, 0, 8) for _ in range(KEPT + 1)]
-    assert len(chosen) == 2 and found == [8] * (KEPT + 1)
+    found = [length.choose(times, 0, 8) for _ in range(LENGTH_TOKENS + 1)]
+    assert len(chosen) == 2 and found == [8] * (LENGTH_TOKENS + 1)
     assert length.choose(times, 0, 5) == 5
     length.took(4, 1.0)  # they do not pay: off
     assert [length.choose(times, 0, 8) for _ in range(FIRST_PAUSE)] == [0] * FIRST_PAUSE

@@ -11,9 +11,8 @@ import pytest
 from vocabulary import Words, total
 
 from pylongctx.eval import bamboo
-from pylongctx.eval.bamboo import Bamboo, completion, read_tables, renamed
+from pylongctx.eval.bamboo import Bamboo, completion, read_tables, renamed, run_limited
 from pylongctx.eval.files import published
-from pylongctx.eval.limited import run_limited
 from pylongctx.eval.task import Answer
 
 PAPER = " ".join(f"fact{i}" for i in range(600))

@@ -8,13 +8,13 @@ import pytest
 from needs import need
 from tiny_gguf import make_model
 
-from pylongctx.cli import MOVED, main
+from pylongctx.cli import main
 from pylongctx.cli.arguments import pair
 from pylongctx.cli.eval import SHOWN
-from pylongctx.cli.eval.standard import make
-from pylongctx.cli.method import method_list
-from pylongctx.eval.keyvalue import KeyValue
+from pylongctx.cli.eval_cells import make_tasks
+from pylongctx.cli.options import method_list
 from pylongctx.eval.registry import TASKS, task_class
+from pylongctx.eval.retrieval import KeyValue
 
 
 @pytest.fixture
@@ -40,15 +40,6 @@ def test_every_task_loads():
     }
 
 
-@pytest.mark.parametrize("name", MOVED)
-def test_an_old_command_says_what_to_use(name, capsys):
-    with pytest.raises(SystemExit) as reason:
-        main([name, "model.gguf"])
-    assert reason.value.code == 2
-    assert f"{name!r} is now 'pylongctx eval {name}'" in capsys.readouterr().err
-    assert name in SHOWN
-
-
 @pytest.mark.parametrize(
     ("text", "methods"),
     [
@@ -63,7 +54,7 @@ def test_several_methods_at_once(text, methods):
 
 def test_a_standard_task_has_its_fields_from_options():
     given = {"tests": 2, "place": 3}
-    assert make("keyvalue", ["a.jsonl", "b.jsonl"], given) == [
+    assert make_tasks("keyvalue", ["a.jsonl", "b.jsonl"], given) == [
         KeyValue("a.jsonl", tests=2, place=3),
         KeyValue("b.jsonl", tests=2, place=3),
     ]

@@ -7,6 +7,8 @@ import pytest
 
 from pylongctx.eval.files import published, read_json, read_lines, read_rows
 
+pytestmark = pytest.mark.check
+
 HINT = "--data is a file of a benchmark"
 ROWS = [{"input": "one\u2028line", "outputs": ["a"]}, {"input": "two", "outputs": []}]
 FIELDS = {"input": str, "outputs": list}

@@ -8,6 +8,8 @@ from vocabulary import Words, total
 from pylongctx.eval.fitting import MARGIN, fitted, questions_on_parts
 from pylongctx.eval.task import Sample
 
+pytestmark = pytest.mark.check
+
 
 def question(name, text):
     return lambda document: Sample(name, f"{document} {text}", max_tokens=3, shared=len(document))

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from pylongctx.eval import intervals
 from pylongctx.eval.intervals import mean_interval, paired_difference, scores_of
 
+pytestmark = pytest.mark.check
+
 
 def test_an_interval_is_that_of_the_normal_distribution_for_many_values():
     values = np.random.default_rng(1).normal(3, 2, 2000)

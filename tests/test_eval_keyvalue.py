@@ -6,8 +6,10 @@ import json
 import pytest
 from vocabulary import Words, total
 
-from pylongctx.eval.keyvalue import KeyValue
+from pylongctx.eval.retrieval import KeyValue
 from pylongctx.eval.task import Answer
+
+pytestmark = pytest.mark.check
 
 PAIRS = [[f"key{i}", f"value{i}"] for i in range(40)]
 CASE = {"ordered_kv_records": PAIRS, "key": "key30", "value": "value30"}

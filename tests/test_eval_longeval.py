@@ -5,8 +5,10 @@ import json
 import pytest
 from vocabulary import Words, total
 
-from pylongctx.eval.longeval import LongEval
+from pylongctx.eval.retrieval import LongEval
 from pylongctx.eval.task import Answer
+
+pytestmark = pytest.mark.check
 
 LINES = [f"line quiet-word{i}: REGISTER_CONTENT is <{10000 + i}>\n" for i in range(50)]
 BEFORE = "Below is a record of lines. Each line begins with 'line <line index>'. Now the record start:\n\n"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from llamas import TEXT, new
 
-from pylongctx.eval import kld
+from pylongctx.eval import perplexity as kld
 from pylongctx.eval.haystack import synthetic_text
 from pylongctx.eval.perplexity import Perplexity, chunks, curve, passages, read_text, token_nll, windows
 from pylongctx.eval.runner import Cell, run

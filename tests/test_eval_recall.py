@@ -9,8 +9,7 @@ import pytest
 from llamas import new
 from vocabulary import Words
 
-from pylongctx.eval.facts import NAMES, NUMBERS, PEOPLE, draw_facts
-from pylongctx.eval.haystack import synthetic_text
+from pylongctx.eval.haystack import NAMES, NUMBERS, PEOPLE, draw_facts, synthetic_text
 from pylongctx.eval.perplexity import token_nll
 from pylongctx.eval.recall import ASKED, Recall
 from pylongctx.eval.report.records import measure

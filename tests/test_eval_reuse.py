@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from llamas import new
 
-from pylongctx.eval.executors.units import units_of
+from pylongctx.eval.executors import units_of
 from pylongctx.eval.leval import LEval
 from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.perplexity import Perplexity
-from pylongctx.eval.reuse import PrefixReader, beginning_of, by_text
 from pylongctx.eval.runner import Cell, Results, digest, make_samples, run
-from pylongctx.eval.task import ModelVocabulary, Sample, prompt_hash
+from pylongctx.eval.task import ModelVocabulary, PrefixReader, Sample, beginning_of, by_text, prompt_hash
 
 LENGTH = 640
 N_ASKED = 4

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from needs import need
 from vocabulary import COUNTED, Words, total
 
-from pylongctx.eval.ruler import NAMES, Ruler
-from pylongctx.eval.ruler.documents import DocumentQuestions
-from pylongctx.eval.ruler.words import Common, Pairs, invented_words, word_list
+from pylongctx.eval.ruler import NAMES, Common, DocumentQuestions, Pairs, Ruler, invented_words, word_list
 from pylongctx.eval.task import Answer
 
 wonderwords = need("eval", "wonderwords")

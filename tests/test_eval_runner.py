@@ -10,12 +10,11 @@ from llamas import new
 from vocabulary import Words
 
 from pylongctx.eval import runner
-from pylongctx.eval.kld import Divergence
 from pylongctx.eval.leval import LEval
 from pylongctx.eval.longbench import LongBench
 from pylongctx.eval.needle import Needle
 from pylongctx.eval.passkey import Passkey
-from pylongctx.eval.perplexity import Perplexity
+from pylongctx.eval.perplexity import Divergence, Perplexity
 from pylongctx.eval.recall import Recall
 from pylongctx.eval.ruler import Ruler
 from pylongctx.eval.runner import Cell, Results, digest, make_samples, run

@@ -13,8 +13,8 @@ import pytest
 from needs import need
 
 from pylongctx.cli import main
-from pylongctx.eval.executors import Failed, local, make_executor, units_of
-from pylongctx.eval.executors.units import SAMPLES_PER_UNIT
+from pylongctx.eval import executors as local
+from pylongctx.eval.executors import SAMPLES_PER_UNIT, Failed, make_executor, units_of
 from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.runner import Cell, digest, make_samples, run
 

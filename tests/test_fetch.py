@@ -1,11 +1,11 @@
-"""Items that a thread reads ahead (pylongctx/engine/fetch.py)."""
+"""Items that a thread reads ahead (pylongctx/engine/reuse.py)."""
 
 import threading
 import time
 
 import pytest
 
-from pylongctx.engine.fetch import Fetch, Now
+from pylongctx.engine.reuse import Fetch, Now
 
 PATIENCE = 10.0
 

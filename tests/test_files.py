@@ -6,6 +6,8 @@ import pytest
 
 from pylongctx.files import files_in, read_file, text_of
 
+pytestmark = pytest.mark.check
+
 
 def pdf(*lines):
     """Return a PDF of one page that shows lines of ASCII; no line: an empty page."""

@@ -9,6 +9,8 @@ import pytest
 from pylongctx import _arguments
 from pylongctx._free import available_cores, available_cpus, free_bytes
 
+pytestmark = pytest.mark.check
+
 MIB = 2**20
 
 

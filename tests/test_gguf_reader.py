@@ -15,8 +15,7 @@ from tiny_gguf import Shape, make_model, sparse_model, split_model
 
 from pylongctx import Llama
 from pylongctx.errors import ModelRefused
-from pylongctx.model_files.gguf import _opened, check_gguf
-from pylongctx.model_files.gguf_reader import MAX_TEXTS, Damaged, Reader
+from pylongctx.model_files.gguf import MAX_TEXTS, Damaged, Reader, _opened, check_gguf
 
 HUGE = 8 << 30  # bytes of a file, of which nearly all is a hole
 WRONG = [0, 1, 2**16, 2**17, 2**20, 2**21, 2**24, 2**26, 2**32, HUGE - 2**20, HUGE, 2**40, 2**63, 2**64 - 8, 2**64 - 1]

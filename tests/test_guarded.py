@@ -15,7 +15,7 @@ from llamas import new
 from needs import need
 
 from pylongctx import LlamaGrammar
-from pylongctx.chat.parser import AnswerParser
+from pylongctx.chat.answer import AnswerParser
 from pylongctx.chat.template import ChatTemplate
 from pylongctx.completions.grammar import schema_to_gbnf
 from pylongctx.errors import InvalidInput

@@ -16,9 +16,8 @@ import pytest
 import tiny_gguf
 from gguf_mutator import Gguf
 
-from pylongctx import Llama
+from pylongctx import Llama, loading
 from pylongctx.errors import InvalidInput, LctxError
-from pylongctx.loading import trial
 
 FUZZ = Path(__file__).with_name("fuzz.py")
 NOISE = np.random.default_rng(0).bytes(4096)
@@ -177,14 +176,14 @@ def test_a_trial_that_took_long_is_remembered(tmp_path, monkeypatch):
     path = tiny_gguf.make_model(tmp_path / "base.gguf")
     tried: list[str] = []
     monkeypatch.setenv("LCTX_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(trial, "SLOW_TRIAL", 0.0)
-    monkeypatch.setattr(trial, "guarded", lambda what, *parts, seconds: tried.append(parts[1]) or "")
+    monkeypatch.setattr(loading, "SLOW_TRIAL", 0.0)
+    monkeypatch.setattr(loading, "guarded", lambda what, *parts, seconds: tried.append(parts[1]) or "")
     for method in ("full", "full", "window", "full"):
-        trial._good.clear()
-        trial.try_model(str(path), {}, {"n_ctx": 64}, method)
+        loading._tried.clear()
+        loading.try_model(str(path), {}, {"n_ctx": 64}, method)
     assert tried == [str(path), str(path)]
     path.write_bytes(path.read_bytes() + b"\0")  # another file
-    trial.try_model(str(path), {}, {"n_ctx": 64}, "full")
+    loading.try_model(str(path), {}, {"n_ctx": 64}, "full")
     assert len(tried) == 3
 
 

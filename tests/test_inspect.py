@@ -1,6 +1,5 @@
 """Which chunks were read: the numbers of table 3 on hand-made traces, the map of figure 5."""
 
-import importlib
 import math
 import sys
 
@@ -233,8 +232,3 @@ def test_without_matplotlib_the_map_says_how_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'pylongctx\[plot\]'"):
         chunkmap.draw(one_query())
-
-
-def test_the_former_name_of_the_package_says_the_new_one():
-    with pytest.raises(ImportError, match=r"is now pylongctx\.attention"):
-        importlib.import_module("pylongctx.inspect")

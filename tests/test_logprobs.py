@@ -7,7 +7,7 @@ import tiny_gguf
 from llamas import METHODS, TEXT, new, script, texts
 
 from pylongctx import Llama
-from pylongctx.completions.logprobs import TokenEntry
+from pylongctx.completions.results import TokenEntry
 
 N_TOP = 3
 # Q8_0 weights: ggml rounds activations to 8 bits, and in other steps llama.cpp's own answers differ by 0.15

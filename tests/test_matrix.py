@@ -9,11 +9,10 @@ from llamas import new
 from needs import need
 
 from pylongctx.cli import main
-from pylongctx.eval.matrix import all_methods, make, read, split_method
+from pylongctx.eval.matrix import LINEAR, YARN, Positions, all_methods, make, positions_of, read, scaling, split_method
 from pylongctx.eval.needle import Needle
 from pylongctx.eval.passkey import Passkey
 from pylongctx.eval.report.records import label
-from pylongctx.eval.rope import LINEAR, YARN, Positions, positions_of, scaling
 from pylongctx.eval.ruler import NAMES
 from pylongctx.eval.runner import make_samples, run
 from pylongctx.methods import METHODS, parse

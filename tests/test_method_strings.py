@@ -4,6 +4,8 @@ import pytest
 
 from pylongctx.methods import DualChunk, Full, LongHeads, SelfExtend, ShiftedRotary, Window, parse
 
+pytestmark = pytest.mark.check
+
 
 @pytest.mark.parametrize(
     "method",

@@ -188,9 +188,9 @@ def test_files_that_change_have_no_name(paths):
 
 
 def test_a_model_that_is_written_while_it_is_opened(paths, monkeypatch):
-    from pylongctx.loading import opening
+    from pylongctx import loading
 
-    model = opening.Model
-    monkeypatch.setattr(opening, "Model", lambda *args: (os.utime(paths[-1]), model(*args))[1])
+    model = loading.Model
+    monkeypatch.setattr(loading, "Model", lambda *args: (os.utime(paths[-1]), model(*args))[1])
     with pytest.raises(ModelRefused, match="changed after it was opened"):
         Llama(str(paths[0]), n_ctx=64, verbose=False, preflight=False)

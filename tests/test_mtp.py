@@ -8,7 +8,7 @@ from session import assert_same
 
 from pylongctx import DraftChain, MtpDraft, NgramDraft
 from pylongctx.errors import ContextFull, InvalidInput
-from pylongctx.planning.plan import Plan
+from pylongctx.planning import Plan
 
 SIZES = {"n_ctx": 384, "n_ubatch": 64} | F32
 N_DRAFT = 4

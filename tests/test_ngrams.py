@@ -8,7 +8,9 @@ from llamas import TEXT, new
 
 from pylongctx import NgramCacheDraft, NgramModDraft
 from pylongctx.drafts import ngrams
-from pylongctx.engine.draft_length import DraftLength
+from pylongctx.engine.drafting import DraftLength
+
+pytestmark = pytest.mark.check
 
 
 def ids(*tokens):

@@ -4,7 +4,9 @@ import pytest
 
 from pylongctx import Llama
 from pylongctx.errors import ModelRefused
-from pylongctx.model_files.not_gguf import why_not_gguf
+from pylongctx.model_files.gguf import why_not_gguf
+
+pytestmark = pytest.mark.check
 
 FILES = {
     "it is empty": b"",

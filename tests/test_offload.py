@@ -7,10 +7,10 @@ from llamas import TEXT, new
 from session import assert_same
 from tiny_gguf import Shape, sparse_model
 
-from pylongctx.engine.usage import OffloadUsage
+from pylongctx.engine.context import OffloadUsage
 from pylongctx.errors import InvalidInput
 from pylongctx.models import embedded_model
-from pylongctx.planning.plan import Plan
+from pylongctx.planning import Plan
 
 METHODS = ["longheads-minmax", "longheads-attention", "longheads-keys", "longheads-selfextend"]
 SIZES = {"n_ctx": 320, "n_batch": 64, "n_ubatch": 32, "n_threads": 2, "n_threads_batch": 2, "n_seq_max": 2}

@@ -5,11 +5,12 @@ import pytest
 from test_overflow import evicting
 
 from pylongctx import Full
-from pylongctx.chat.overflow import turns
-from pylongctx.chat.tokens import left_out
+from pylongctx.chat.conversation import left_out, turns
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import Halves
 from pylongctx.engine.prefix import find_gap
+
+pytestmark = pytest.mark.check
 
 # ---- what it needs ----
 

@@ -9,7 +9,7 @@ from serving import forced, running
 
 need("server", "fastapi", "httpx", "pyromark", "latex2mathml", "pygments")
 
-from pylongctx.serve.markup import writer  # noqa: E402
+from pylongctx.serve import markup  # noqa: E402
 
 TEXT = "A *word*, \\(x_1\\):\n\n- a\n- b\n\n```python\nif x:\n    y = 1\n```\n\n|a|b|\n|-|-|\n|1|2|"
 SHOW = "module.show([{ role: 'assistant', content: args[0], reasoning: '', stats: {} }])"
@@ -32,7 +32,7 @@ def test_an_answer_is_rendered_while_it_is_written(page, server, monkeypatch):
     page.open(temperature="0", max_tokens="400")
     forced(server, monkeypatch, TEXT)
     page.ask("Write.")
-    assert blocks(page) == writer.blocks(TEXT)
+    assert blocks(page) == markup.blocks(TEXT)
     assert page.text(".answer .k") == "if"
     assert page.text(".answer msub") == "x\n1"
     asked = [request["request"] for request in page.requests() if request["request"]["url"].endswith("/render")]
@@ -71,7 +71,7 @@ def test_one_request_at_a_time_and_the_last_text_at_the_end(page, monkeypatch):
         running_now.pop()
         return [f"<p>{text}</p>"]
 
-    monkeypatch.setattr(writer, "blocks", slow)
+    monkeypatch.setattr(markup, "blocks", slow)
     page.run_module("render.js", RENDER, "text 0")
     page.until(lambda: running_now)
     for i in range(1, 6):
@@ -92,7 +92,7 @@ def test_a_text_that_was_known_is_not_overwritten_by_an_older_one(page, monkeypa
         gate.wait(10)
         return [f"<p>{text}</p>"]
 
-    monkeypatch.setattr(writer, "blocks", slow)
+    monkeypatch.setattr(markup, "blocks", slow)
     page.run_module("render.js", again, "older")
     assert asked.wait(10)
     page.run_module("render.js", again, "known")
@@ -106,7 +106,7 @@ def test_a_server_that_does_not_render_leaves_the_text(page, monkeypatch):
     def fail(text):
         raise ValueError("no")
 
-    monkeypatch.setattr(writer, "blocks", fail)
+    monkeypatch.setattr(markup, "blocks", fail)
     page.run_module("render.js", RENDER, "*not* shown before")
     page.until(lambda: not page.all("[aria-busy=true]"))
     assert page.text("#box") == "*not* shown before"

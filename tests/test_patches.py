@@ -191,3 +191,18 @@ def test_the_series_survives_import_and_export(tmp_path):
     commit = ["git", "-c", "user.name=x", "-c", "user.email=x@y", "commit", "-qam", "other"]
     subprocess.run(commit, cwd=work, check=True)
     assert subprocess.run(command, capture_output=True).returncode != 0, "a new commit is no difference"
+
+
+def test_a_folder_without_llama_cpp_is_not_checked(tmp_path):
+    with pytest.raises(SystemExit, match=r"is not a tree of llama\.cpp"):
+        REFRESH["copied_tree"](tmp_path, tmp_path / "copy")
+
+
+def test_errors_of_the_compiler_are_reported(tmp_path):
+    for name, text in (("good.cpp", "int f() { return 0; }"), ("bad.cpp", "int f() { return missing; }")):
+        (tmp_path / name).write_text(text)
+    found = [
+        REFRESH["syntax_errors"](["c++", "-Wall", "-o", f"{name}.o", "-c", f"{name}.cpp"], tmp_path)
+        for name in ("good", "bad")
+    ]
+    assert found[0] == [] and len(found[1]) == 1 and "missing" in found[1][0]

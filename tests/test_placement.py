@@ -8,14 +8,12 @@ from random_model import Shape
 from test_devices import reserved_port, server
 from tiny_gguf import make_model
 
+from pylongctx import planning
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import _constructor
 from pylongctx.errors import InvalidInput
 from pylongctx.model_files.overrides import EXPERTS, first_layers
-from pylongctx.planning import placement
-from pylongctx.planning import plan as _plan
-from pylongctx.planning.placement import place
-from pylongctx.planning.plan import Plan
+from pylongctx.planning import Plan, place
 
 MIB = 2**20
 SETTINGS = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "kv_limit": 0}
@@ -40,7 +38,7 @@ def placed(endpoint, models, monkeypatch):
     """Return a function from the free memory of the device to what ``place`` returns, and the plan of that."""
 
     def placed(free, arch="llama", method="full", **settings):
-        monkeypatch.setattr(_plan, "device_free", lambda sizes: free)
+        monkeypatch.setattr(planning, "device_free", lambda sizes: free)
         where = {"rpc_servers": endpoint, "n_gpu_layers": EVERY, "override_tensor": {}}
         return place(models[arch], where, SETTINGS | settings, method)
 
@@ -107,7 +105,7 @@ def test_what_devices_cannot_compute_stays_on_the_cpu(placed, monkeypatch):
                 raise InvalidInput("heads are too wide for it", -1)
             return super().sizes(**changes)
 
-    monkeypatch.setattr(placement, "Plan", Refusing)
+    monkeypatch.setattr(planning, "Plan", Refusing)
     where, line = placed(2**33)
     assert (where["n_gpu_layers"], line) == (0, "no layers are on devices: heads are too wide for it")
     with pytest.raises(InvalidInput, match="window must be"):

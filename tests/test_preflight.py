@@ -9,16 +9,13 @@ from random_model import Shape
 from test_devices import server
 from tiny_gguf import make_model, sparse_model
 
-from pylongctx import Llama
+from pylongctx import Llama, planning
 from pylongctx._lib import lib
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import llama_arguments
 from pylongctx.errors import ContextFull, InvalidInput
-from pylongctx.parallel.host import Host
-from pylongctx.planning import plan as _plan
-from pylongctx.planning import preflight
-from pylongctx.planning.plan import Plan
-from pylongctx.planning.suggestions import suggestions
+from pylongctx.parallel import Host
+from pylongctx.planning import Plan, suggestions
 
 F16, Q8_0 = (lib.lctx_type_from_name(name) for name in (b"f16", b"q8_0"))
 SETTINGS = {"n_ctx": 700, "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "kv_limit": 0}
@@ -50,7 +47,7 @@ def plan(embedded_model):
 @pytest.fixture
 def free(monkeypatch):
     """Return a function that sets the free memory of the host."""
-    return lambda n_bytes: monkeypatch.setattr(_plan, "free_bytes", lambda: n_bytes)
+    return lambda n_bytes: monkeypatch.setattr(planning, "free_bytes", lambda: n_bytes)
 
 
 def rows(size) -> int:
@@ -217,7 +214,7 @@ def test_a_large_model_is_reported_before_it_is_read(tmp_path, free):
 
 def test_ten_million_tokens_are_refused_before_anything_is_opened(embedded_model, free, monkeypatch):
     free(16 * 2**30)
-    monkeypatch.setattr("pylongctx.loading.opening.Context", None)
+    monkeypatch.setattr("pylongctx.loading.Context", None)
     with pytest.raises(MemoryError) as reason:
         new(embedded_model, n_ctx=10_000_000)
     shown = str(reason.value)
@@ -287,12 +284,12 @@ def test_what_is_uncertain_is_said(embedded_model, free):
 
 def test_a_full_device_has_its_own_suggestions(plan, monkeypatch):
     with server() as (endpoint, _), plan("full", {"rpc_servers": endpoint, "n_gpu_layers": 99}, n_ctx=65536) as full:
-        monkeypatch.setattr(_plan, "device_free", lambda sizes: 60 * MIB)
+        monkeypatch.setattr(planning, "device_free", lambda sizes: 60 * MIB)
         assert not full.fits()
         shown = "\n".join(suggestions(full, full.longest()))
         layers = int(re.search(r"n_gpu_layers=(\d) \(-ngl \1\): fits", shown)[1])
         assert 0 < layers < 4
-        assert re.search(r"CPU +RPC\d", preflight.explain(full, 0))
+        assert re.search(r"CPU +RPC\d", planning.explain(full, 0))
 
 
 # ---- ways around it ----

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from reports import ABOUT, answers, chunks, grid, record, texts
 
-from pylongctx.eval.report.ability import abilities
-from pylongctx.eval.report.grids import choices_grid, grids
+from pylongctx.eval.report.grids import abilities, choices_grid, grids
 from pylongctx.eval.report.records import Evidence, in_order, label, short
 from pylongctx.eval.report.records import perplexity as perplexity_of
 

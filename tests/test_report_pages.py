@@ -9,8 +9,7 @@ from needs import need
 from reports import ABOUT, MODEL, answers, chunks, folder_of, record, texts
 
 from pylongctx.cli import main
-from pylongctx.eval.report.heat import cells, is_grid
-from pylongctx.eval.report.pictures import chunk_map, pictures
+from pylongctx.eval.report.pictures import cells, chunk_map, is_grid, pictures
 from pylongctx.eval.report.records import Evidence, load
 
 # ---- pictures ----

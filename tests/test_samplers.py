@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from pylongctx.completions.options import SamplerOptions
+from pylongctx.completions.request import SamplerOptions
 from pylongctx.engine.model import Model
-from pylongctx.engine.sampling.params import SamplingParams
+from pylongctx.engine.sampling.params import SAMPLERS, SamplingParams, sampler_names
 from pylongctx.engine.sampling.sampler import Sampler
-from pylongctx.engine.sampling.samplers import SAMPLERS, sampler_names
 
 N_STEPS = 200
 

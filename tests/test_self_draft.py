@@ -5,7 +5,7 @@ import pytest
 from llamas import TEXT, new
 
 from pylongctx import SelfDraft
-from pylongctx.cli.drafts import own_draft
+from pylongctx.cli.generation import own_draft
 from pylongctx.errors import ContextFull, InvalidInput
 
 DRAFT = "longheads,window=64"

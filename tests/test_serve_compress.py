@@ -9,7 +9,7 @@ from serving import poster, running
 httpx = need("server", "fastapi", "httpx")
 
 from pylongctx._lib import error, lib  # noqa: E402
-from pylongctx.engine import idle  # noqa: E402
+from pylongctx.engine import slots  # noqa: E402
 from pylongctx.engine.compress import CompressionReport  # noqa: E402
 from pylongctx.errors import Aborted  # noqa: E402
 
@@ -41,7 +41,7 @@ def test_a_compressed_sequence_is_smaller_and_continues(server, ask):
     assert report["id_slot"] == seq
     assert report["bytes_before"] == before
     assert report["bytes_after"] == server.http.get("/v1/longctx").json()["kv"]["bytes"] < 0.5 * before
-    assert report["n_tokens"] == first["usage"]["prompt_tokens"] - idle.TURN  # the answer is evaluated again
+    assert report["n_tokens"] == first["usage"]["prompt_tokens"] - slots.TURN_TAIL  # the answer is evaluated again
     assert isinstance(report["divergence"], float)
     assert report["drifts"] == (report["divergence"] > 0.1)
     more = TEXT + first["choices"][0]["text"] + " What is the code?"
@@ -59,7 +59,7 @@ def test_a_chat_continues_whose_template_renders_answers_in_another_way(server, 
     again = ask("/v1/chat/completions", messages=messages, max_tokens=2)
     assert again["timings"]["cache_n"] == n
     repeated = ask(f"/slots/{seq}?action=compress", ratio=0.2, answer=again["id"])
-    assert repeated["n_tokens"] == again["usage"]["prompt_tokens"] - idle.TURN
+    assert repeated["n_tokens"] == again["usage"]["prompt_tokens"] - slots.TURN_TAIL
 
 
 def test_only_the_text_of_the_answer_is_compressed(server, ask):
@@ -100,7 +100,7 @@ def test_a_busy_sequence_is_refused(server, ask):
     slot.job = slot.last
     try:
         with pytest.raises(ValueError, match="is busy"):
-            idle.IdleSlots(server.engine.slots).compress(0.5, seq)
+            slots.IdleSlots(server.engine.slots).compress(0.5, seq)
     finally:
         slot.job = None
 
@@ -121,7 +121,7 @@ def endless(monkeypatch):
             threading.Event().wait(0.01)
         raise error(lib.LCTX_ABORTED, "stopped")
 
-    monkeypatch.setattr(idle, "compress", compress)
+    monkeypatch.setattr(slots, "compress", compress)
     return begun
 
 
@@ -157,7 +157,7 @@ def test_a_compression_ends_with_the_server(monkeypatch):
 
 def test_a_divergence_that_is_not_a_number_drifts(ask, monkeypatch):
     report = CompressionReport(1, 2, 1, 0.0, float("nan"))
-    monkeypatch.setattr(idle, "compress", lambda session, ratio: report)
+    monkeypatch.setattr(slots, "compress", lambda session, ratio: report)
     found = ask("/slots/0?action=compress", ratio=0.5)
     assert found["divergence"] is None  # NaN is not JSON
     assert found["drifts"]

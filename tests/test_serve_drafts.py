@@ -11,7 +11,7 @@ from serving import poster, running
 need("server", "fastapi", "httpx")
 
 from pylongctx import DraftChain, ModelDraft, MtpDraft, NgramDraft  # noqa: E402
-from pylongctx.engine.draft_length import DraftLength  # noqa: E402
+from pylongctx.engine.drafting import DraftLength  # noqa: E402
 
 PROMPTS = [TEXT.decode() * n for n in (2, 3)]
 ASKED = {"n_predict": 40, "temperature": 0.0, "ignore_eos": True}
@@ -63,7 +63,7 @@ def test_a_grammar_a_stop_and_logprobs(server, embedded_f32):
 
 
 def test_a_rule_that_evicts_is_refused(embedded_model):
-    from pylongctx.parallel.host import Host
+    from pylongctx.parallel import Host
 
     with pytest.raises(NotImplementedError, match="draft_model: corm evicts"):
         Host(str(embedded_model), 1, method="corm", draft_model=NgramDraft(), verbose=False)

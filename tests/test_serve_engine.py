@@ -14,8 +14,8 @@ from stored import text
 
 httpx = need("server", "fastapi", "httpx")
 
-from pylongctx.engine.fetch import Fetch  # noqa: E402
 from pylongctx.engine.job import Cancelled, Job  # noqa: E402
+from pylongctx.engine.reuse import Fetch  # noqa: E402
 from pylongctx.engine.sampling.params import SamplingParams  # noqa: E402
 from pylongctx.engine.sampling.sampler import Sampler  # noqa: E402
 from pylongctx.errors import ContextFull  # noqa: E402

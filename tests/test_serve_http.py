@@ -145,7 +145,7 @@ def test_what_a_slow_client_has_not_read_is_bounded():
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
-    from pylongctx.serve.exchange import MAX_QUEUED, Exchange
+    from pylongctx.serve.handler import MAX_QUEUED, Feed
 
     n = [0]
 
@@ -156,16 +156,17 @@ def test_what_a_slow_client_has_not_read_is_bounded():
 
     async def look(leave):
         with ThreadPoolExecutor(2) as pool:
-            exchange = Exchange("a", pool, 1)
+            feed = Feed(1)
             found = []
-            async for _, chunk in exchange.chunks([chunks()], 30.0):
+            pool.submit(feed.put_all, 0, chunks())
+            async for _, chunk in feed.chunks(1, 30.0):
                 found.append(chunk["i"])
                 if len(found) == 1:
                     await asyncio.sleep(0.2)
                     assert n[0] <= MAX_QUEUED + 2
                     if leave:
                         break
-            exchange.close()  # else the thread that puts them would wait for ever
+            feed.close()  # else the thread that puts them would wait for ever
         return found
 
     assert asyncio.run(look(False)) == list(range(10 * MAX_QUEUED))

@@ -6,7 +6,7 @@ from serving import poster, running
 
 httpx = need("server", "fastapi", "httpx")
 
-from pylongctx.parallel.host import Host  # noqa: E402
+from pylongctx.parallel import Host  # noqa: E402
 
 
 @pytest.fixture(scope="module")

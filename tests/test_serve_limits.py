@@ -14,7 +14,7 @@ from serving import PATIENCE, running
 httpx = need("server", "fastapi", "httpx")
 
 from pylongctx.errors import PromptTooLong  # noqa: E402
-from pylongctx.serve import connection, gate  # noqa: E402
+from pylongctx.serve import gate  # noqa: E402
 
 JSON = {"Content-Type": "application/json"}
 QUICK = 6.0  # seconds of the processor; what is refused here took many times as long when it was worked on
@@ -160,14 +160,14 @@ def talk(server, head):
 
 @pytest.mark.parametrize("head", [b"", b"GET /health HTTP/1.1\r\nHost: localho", b"POST"])
 def test_who_does_not_end_its_headers_is_cut_off(server, monkeypatch, head):
-    monkeypatch.setattr(connection, "HEAD_PATIENCE", 0.3)
+    monkeypatch.setattr("pylongctx.serve.server.HEAD_PATIENCE", 0.3)
     said, seconds = talk(server, head)
     assert said == b""
     assert 0.3 <= seconds < PATIENCE / 2
 
 
 def test_so_is_who_sends_a_byte_now_and_then(server, monkeypatch):
-    monkeypatch.setattr(connection, "HEAD_PATIENCE", 0.3)
+    monkeypatch.setattr("pylongctx.serve.server.HEAD_PATIENCE", 0.3)
     url = httpx.URL(server.url)
     began = time.monotonic()
     with socket.create_connection((url.host, url.port), PATIENCE) as client:
@@ -191,10 +191,10 @@ def test_a_body_that_does_not_come_is_not_waited_for(server):
 
 
 def test_what_all_choices_share_is_made_once(server, monkeypatch):
-    from pylongctx.serve import shape
+    from pylongctx.serve import bodies
 
     made = []
-    monkeypatch.setattr(shape.LlamaGrammar, "from_json_schema", lambda schema: made.append(schema) or 1 / 0)
+    monkeypatch.setattr(bodies.LlamaGrammar, "from_json_schema", lambda schema: made.append(schema) or 1 / 0)
     body = {"prompt": "a", "json_schema": {"type": "object"}, "n": 16}
     assert server.http.post("/v1/completions", json=body).status_code == 500
     assert len(made) == 1

@@ -135,7 +135,7 @@ def test_results_of_tools_are_those_of_openai(server, client):
 
 
 def test_results_find_the_call_of_their_function():
-    from pylongctx.serve.ollama_bodies import OllamaChatBody
+    from pylongctx.serve.ollama import OllamaChatBody
 
     calls = [{"function": {"name": name, "arguments": {}}} for name in "fg"]
     given = [{"role": "tool", "content": "", **more} for more in ({"tool_name": "g"}, {"tool_name": "f"}, {})]
@@ -377,7 +377,7 @@ def test_errors_are_texts_wherever_they_come_from(server):
 
 
 def test_an_error_of_a_stream_is_its_last_line(client, monkeypatch):
-    from pylongctx.serve.ollama_answers import Pieces
+    from pylongctx.serve.ollama import Pieces
 
     def fail(self):
         raise ValueError("lost")

@@ -149,7 +149,7 @@ def test_a_server_of_several_models_leaves_no_process(folder, number):
 
 
 def test_options_of_several_models(monkeypatch):
-    from pylongctx.cli.router import child_words, model_words
+    from pylongctx.cli.serve import child_words, model_words
 
     parser = argparse.ArgumentParser()
     serve.add_parser(parser.add_subparsers())
@@ -205,7 +205,7 @@ def test_the_packages_of_the_server_are_named(monkeypatch, capsys):
     for name in [name for name in sys.modules if name.startswith("pylongctx.serve.")]:
         monkeypatch.delitem(sys.modules, name)
     assert main(["serve"]) == 1
-    assert "pip install pylongctx[server]" in capsys.readouterr().err
+    assert "pip install 'pylongctx[server]'" in capsys.readouterr().err
 
 
 def test_connections_send_small_packets_at_once():

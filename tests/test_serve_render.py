@@ -12,9 +12,8 @@ need("server", "fastapi", "httpx", "pyromark", "latex2mathml", "pygments")
 
 from serving import running  # noqa: E402
 
-from pylongctx.serve.markup import code, formula, source, writer  # noqa: E402
-from pylongctx.serve.markup.source import prepare  # noqa: E402
-from pylongctx.serve.markup.writer import MAX_DEPTH, MAX_TEXT, blocks  # noqa: E402
+from pylongctx.serve import markup  # noqa: E402
+from pylongctx.serve.markup import MAX_DEPTH, MAX_TEXT, blocks, prepare  # noqa: E402
 
 
 def html(text):
@@ -102,7 +101,7 @@ def test_code_shows_formulas_as_they_are_written():
     assert "<code>\\(a\\)</code>" in html("    x\n\n`\\(a\\)`")
 
 
-@pytest.mark.parametrize("latex", [r"\frac", "{" * 300, "x" * (formula.MAX_FORMULA + 1), r"\begin{no}", "a^b^c"])
+@pytest.mark.parametrize("latex", [r"\frac", "{" * 300, "x" * (markup.MAX_FORMULA + 1), r"\begin{no}", "a^b^c"])
 def test_a_formula_that_does_not_parse_is_shown_as_its_source(latex):
     assert Checked(html(f"\\({latex}\\)")).text == f"\\({latex}\\)"
 
@@ -116,12 +115,12 @@ def test_code_in_a_list_can_be_copied_and_run():
 def test_colors_are_for_short_code_of_known_languages():
     assert '<span class="k">if</span>' in html("```python\nif x: pass\n```")
     assert "<span class" not in html("```nonsense\nif x: pass\n```")
-    assert "<span class" not in html(f"```python\n{'if x: pass' * code.MAX_CODE}\n```")
+    assert "<span class" not in html(f"```python\n{'if x: pass' * markup.MAX_CODE}\n```")
 
 
-@pytest.mark.parametrize("language", sorted(code.LANGUAGES))
+@pytest.mark.parametrize("language", sorted(markup.LANGUAGES))
 def test_every_language_has_a_lexer(language):
-    assert Checked(code.as_html("a = 1 < 2\n\n", language)).text == "a = 1 < 2\n\n"
+    assert Checked(markup.code_html("a = 1 < 2\n\n", language)).text == "a = 1 < 2\n\n"
 
 
 INJECTIONS = [
@@ -227,7 +226,7 @@ def test_the_time_is_linear_in_the_text(piece):
 @pytest.mark.parametrize("language", ["java", "typescript", "make", "yaml", "python", "c"])
 def test_lexers_that_are_slow_are_stopped(language, piece):
     began = time.thread_time()
-    code.as_html(piece * (code.MAX_CODE // len(piece)), language)
+    markup.code_html(piece * (markup.MAX_CODE // len(piece)), language)
     assert time.thread_time() - began < 2.0
 
 
@@ -238,9 +237,8 @@ def test_the_source_is_found_again():
     assert found.restore(found.text) == text
 
 
-@pytest.mark.parametrize("module", [code, formula, source, writer], ids=lambda module: module.__name__)
-def test_the_examples_run(module):
-    result = doctest.testmod(module)
+def test_the_examples_run():
+    result = doctest.testmod(markup)
     assert result.attempted and not result.failed
 
 

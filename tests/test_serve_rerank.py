@@ -115,7 +115,7 @@ def test_what_cannot_be_ranked_is_said(rank, body, name):
 @pytest.fixture
 def read(server, monkeypatch):
     """Return a function from flags of the vocabulary to the tokens of a pair."""
-    from pylongctx.serve.rerank import pair_tokens
+    from pylongctx.serve.texts import pair_tokens
 
     def pair(query, document, template=None, **flags):
         class Model:

@@ -7,6 +7,8 @@ import pytest
 from needs import need
 from serving import running
 
+pytestmark = pytest.mark.check
+
 need("server", "fastapi", "httpx")
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "number", "minimum": 2.5, "maximum": 3}}, "required": ["n"]}

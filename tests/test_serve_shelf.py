@@ -8,9 +8,11 @@ from conftest import BASE
 from test_serve_router import folder  # noqa: F401
 from tiny_gguf import make_model
 
+pytestmark = pytest.mark.check
+
 
 def test_a_shelf_has_folders_files_and_names(folder, embedded_model, tmp_path):  # noqa: F811
-    from pylongctx.serve.shelf import Shelf
+    from pylongctx.serve.children import Shelf
 
     for i in (1, 2):
         shutil.copy(folder / "three.gguf", tmp_path / f"big-0000{i}-of-00002.gguf")

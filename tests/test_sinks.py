@@ -8,6 +8,8 @@ import pytest
 from test_methods import evaluate, open_llama
 from tiny_gguf import Shape, make_model
 
+pytestmark = pytest.mark.check
+
 N, RECENT, EVERY = 96, 8, 16
 CORM = f"corm,window=16,recent={RECENT},evict_every={EVERY}"
 

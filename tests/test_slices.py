@@ -10,6 +10,8 @@ from pylongctx import Llama
 from pylongctx._lib import lib
 from pylongctx.errors import LctxError
 
+pytestmark = pytest.mark.check
+
 METHODS = {
     "full": lib.LCTX_SLICES_ROWS,
     "selfextend,group_size=8,neighbor_window=33": lib.LCTX_SLICES_ROWS,

@@ -21,8 +21,7 @@ from pylongctx.cli import main
 from pylongctx.engine.reuse import Piece
 from pylongctx.engine.saved_state import read_identity
 from pylongctx.store.folder import UNFINISHED, Folder
-from pylongctx.store.keys import chain
-from pylongctx.store.layout import BLOCK, SPACING
+from pylongctx.store.layout import BLOCK, SPACING, chain
 
 ROWS = [
     "full",

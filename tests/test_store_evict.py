@@ -12,8 +12,7 @@ from tiny_gguf import make_model
 
 from pylongctx.cli import main
 from pylongctx.engine.saved_state import LlamaState
-from pylongctx.store.entries import Link, StoredFile, leaving
-from pylongctx.store.folder import TARGET_FILL, Folder
+from pylongctx.store.folder import TARGET_FILL, Folder, Link, StoredFile, leaving
 from pylongctx.store.layout import BLOCK
 
 

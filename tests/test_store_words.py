@@ -12,7 +12,9 @@ from pylongctx._units import age_text
 from pylongctx.cli import main
 from pylongctx.engine.saved_state import LlamaState, read_identity
 from pylongctx.store.folder import Folder
-from pylongctx.store.words import MAX_CHARACTERS, shown
+from pylongctx.store.layout import MAX_CHARACTERS, shown
+
+pytestmark = pytest.mark.check
 
 WORDS = "It was the best of times, it was the worst of times, it was the age of wisdom. "
 COLUMNS = ["text", "tokens", "size", "age", "used", "source"]

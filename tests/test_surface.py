@@ -11,7 +11,8 @@ from needs import lacks
 
 import pylongctx
 from pylongctx import Llama
-from pylongctx.completions.options import AnswerOptions, ChatOptions, CompletionOptions, SamplingOptions
+from pylongctx._lib import ffi, lib
+from pylongctx.completions.request import AnswerOptions, ChatOptions, CompletionOptions, SamplingOptions
 from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS, SamplingParams
 
 # (method, parameter): why its default is another one
@@ -155,6 +156,13 @@ def test_signatures_and_types_follow_the_table_of_sampling_parameters():
         assert defaults == {name: getattr(SamplingParams(seed=0), table[name].name) for name in defaults}
     types = typing.get_type_hints(SamplingOptions)
     assert {name: types[name] for name in table} == {name: one.kind for name, one in table.items()}
+
+
+def test_defaults_of_the_library_follow_the_table_of_sampling_parameters():
+    native = ffi.new("lctx_sampler_params *")
+    lib.lctx_sampler_params_default(native)
+    table = SamplingParams(seed=native.seed).settings()
+    assert {name: getattr(native, name) for name in table} == pytest.approx(table, rel=1e-6)
 
 
 def test_the_exceptions_are_real():

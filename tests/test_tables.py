@@ -6,8 +6,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from pylongctx._tables import show_table, table_text
+from pylongctx.cli.console import show_table
 from pylongctx.cli.get import model_table
+
+pytestmark = pytest.mark.check
 
 TITLE = "KV memory of a-model-with-a-long-name.gguf"
 PATH = "/usr/lib/python3/site-packages/pylongctx/lib/libllama.so"
@@ -49,7 +51,9 @@ def test_the_list_of_models_is_whole_in_a_narrow_terminal(width):
 
 def test_a_pipe_gets_a_table_as_wide_as_it_needs(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    lines = table_text(made()).splitlines()
+    file = io.StringIO()
+    show_table(made(), Console(file=file))
+    lines = [line.rstrip() for line in file.getvalue().rstrip().splitlines()]
     assert lines[0] == TITLE and lines[-1] == "mean of all samples"
     assert len({len(line) for line in lines[1:-1]}) == 1
     assert [PATH in line for line in lines].count(True) == 1

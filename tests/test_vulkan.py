@@ -26,8 +26,8 @@ from thinning import thin
 
 from pylongctx._lib import build_info
 from pylongctx.cli.arguments import Options
-from pylongctx.cli.overrides import add_tensor_options, override_arguments
-from pylongctx.planning.devices import devices
+from pylongctx.cli.options import add_tensor_options, override_arguments
+from pylongctx.planning import devices
 
 VULKAN = Path(__file__).resolve().parents[1] / "native" / "vulkan"
 SHADERS = sorted(path.name for path in VULKAN.glob("*.comp"))

@@ -270,7 +270,7 @@ void value_part(const lctx_select_args & a, int32_t tile, int list, const lctx_c
     }
 }
 
-// The list of a tile: the best chunks that lie in a far range, ascending, then -1.
+// The list of a tile: the best chunks that lie in a far range and reach the cutoff, ascending, then -1.
 void write_list(const lctx_select_args & a, int32_t tile, int list, const float * values, const lctx_select_scratch & w) {
     const lctx_chunk_range all = candidates(a, a.tiles[tile]);
     const int n = all.empty() ? 0 : std::min(a.chunks.n_shared, all.end - all.first);
@@ -279,7 +279,7 @@ void write_list(const lctx_select_args & a, int32_t tile, int list, const float 
         lctx_take_best(values, all.first, all.end, n, w.keys, w.chosen);
     }
     for (int i = 0; i < n; i++) {
-        if (slot_of(a, a.tiles[tile], w.chosen[i]) >= 0) {
+        if (values[w.chosen[i]] >= -(float)a.chunks.cutoff && slot_of(a, a.tiles[tile], w.chosen[i]) >= 0) {
             *to++ = w.chosen[i];
         }
     }

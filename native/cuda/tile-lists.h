@@ -9,9 +9,10 @@ namespace {
 template <int KEYS> struct tile_chooser {
     const lctx_select_args & a;
     const uint32_t * keys;
-    const int32_t token;  // the first of the tile, whose ranges count
-    int first, end;       // chunks of this thread, of all ranges together
-    uint32_t mine[KEYS];  // 0: in no range
+    const int32_t token;   // the first of the tile, whose ranges count
+    int first, end;        // chunks of this thread, of all ranges together
+    const uint32_t least;  // the key of the cutoff
+    uint32_t mine[KEYS];   // 0: in no range, or below the cutoff
 
     struct memory {
         uint32_t counts[2][LCTX_WARP];  // of the warps
@@ -21,7 +22,8 @@ template <int KEYS> struct tile_chooser {
     static size_t size(const lctx_select_args & a) { return sizeof(memory) + a.chunks.n_range * sizeof(lctx_chunk_range); }
     __device__ static memory & shared() { return *(memory *)lctx_shared(); }
 
-    __device__ tile_chooser(const lctx_select_args & a, const uint32_t * keys, int32_t token) : a(a), keys(keys), token(token) {
+    __device__ tile_chooser(const lctx_select_args & a, const uint32_t * keys, int32_t token)
+        : a(a), keys(keys), token(token), least(lctx_choice_key::of(-(float)a.chunks.cutoff)) {
         lctx_chunk_range all;
         for (int slot = 0; slot < a.chunks.n_range; slot++) {
             const lctx_chunk_range r(a, token, slot);
@@ -40,7 +42,7 @@ template <int KEYS> struct tile_chooser {
         for (int slot = 0; slot < a.chunks.n_range; slot++) {
             is_in = is_in || shared().ranges[slot].has(chunk);
         }
-        return is_in ? keys[chunk] : 0;
+        return is_in && keys[chunk] >= least ? keys[chunk] : 0;
     }
     // f(chunk, key), in order; key 0 for what has none.
     template <typename F> __device__ __forceinline__ void each(F && f) const {

@@ -14,7 +14,9 @@ namespace {
 
 constexpr int32_t CHUNK_STEP = 16;
 constexpr int32_t TILE = 64;  // tokens of a prompt that choose together
-constexpr int32_t TILE_STEP = 4;
+constexpr int16_t TILE_STEP = 4;
+constexpr int16_t TILE_CUTOFF = 8;     // a key below 1/256 of the weight of what is read anyway (docs/research/tiles.md)
+constexpr int16_t MOST_CUTOFF = 1000;  // leaves out nothing
 constexpr int32_t TILE_MORE =
     2048;  // tokens that a query of a tile reads in addition to a window: at most another window (docs/research/tiles.md)
 constexpr int32_t GROUP = 4;     // as many query heads of a KV head choose together if nothing is asked (docs/research/tiles.md)
@@ -32,7 +34,7 @@ std::string spec_of(const lctx_chunks & c, int32_t from, position where) {
     return "longheads,chunk_size=" + text(c.chunk_size) + ",window=" + text(c.n_chunk() * c.chunk_size) + ",n_recent=" + text(c.n_recent) +
            ",select=" + (c.by_group ? "group" : "head") + ",representation=" + LCTX_REPRESENTATIONS[c.representation] +
            ",position=" + POSITIONS[where] + (from < 0 ? "" : ",select_from=" + text(from)) + (c.by_keys() ? ",tile=" + text(c.tile) : "") +
-           (c.has_tiles() ? ",tile_window=" + text(c.n_listed() * c.chunk_size) : "");
+           (c.has_tiles() ? ",tile_window=" + text(c.n_listed() * c.chunk_size) + ",tile_cutoff=" + text(c.cutoff) : "");
 }
 
 // Chunks of a base.
@@ -160,8 +162,10 @@ void choose_tile(const lctx_method_spec & spec, const lctx_method_env & env, int
         refuse("tile must be " + text(TILE) + ", or 1: every token of a prompt chooses for itself; not " + text(c.tile));
     }
     if (!c.has_tiles()) {
-        if (asked_window >= 0) {
-            refuse("tile_window is for tiles of tokens that choose together; leave it out, or use tile=" + text(TILE));
+        for (const char * name : {"tile_window", "tile_cutoff"}) {
+            if (spec.get(name) >= 0) {
+                refuse(name + std::string(" is for tiles of tokens that choose together; leave it out, or use tile=") + text(TILE));
+            }
         }
         return;
     }
@@ -181,6 +185,11 @@ void choose_tile(const lctx_method_spec & spec, const lctx_method_env & env, int
                text(tile_window));
     }
     c.n_shared = tile_window / c.chunk_size - (c.n_recent + 2);
+    const int32_t cutoff = either(spec.get("tile_cutoff"), TILE_CUTOFF);
+    if (cutoff > MOST_CUTOFF) {
+        refuse("tile_cutoff must be from 0 to " + text(MOST_CUTOFF) + ", which leaves out nothing, not " + text(cutoff));
+    }
+    c.cutoff = (int16_t)cutoff;
 }
 
 // As many as hold the nearby tokens, in a quarter of the window.

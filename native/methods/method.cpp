@@ -42,7 +42,7 @@ const std::vector<entry> & table() {
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
          {"chunk_size", "window", "n_recent", "select=head|group", representations(), "position=full|string|dca|selfextend|packed",
-          "select_from", "tile", "tile_window"},
+          "select_from", "tile", "tile_window", "tile_cutoff"},
          true,
          true,
          lctx_longheads_create,

@@ -7,7 +7,8 @@
 //
 // In a prompt, the queries of a tile share what they read of the far ranges: its tokens and the query heads of a KV head have one list of
 // chunks. Every step-th query of a head is compared; v(i) = max over these of (largest score of a key of chunk i - r), where r is the log
-// of the sum over the rows that the query reads anyway. A token outside of a whole tile chooses for itself.
+// of the sum over the rows that the query reads anyway. The list has the n_shared best chunks of those whose v reaches -cutoff. A token
+// outside of a whole tile chooses for itself.
 #pragma once
 
 #include "summaries.h"
@@ -26,7 +27,8 @@ struct lctx_chunks {
     lctx_representation representation;
     int32_t tile;      // tokens of a tile; 1: every query of a prompt chooses for itself
     int32_t n_shared;  // chunks in the list of a tile at most
-    int32_t step;      // one of that many queries of a head is compared for a tile
+    int16_t step;      // one of that many queries of a head is compared for a tile
+    int16_t cutoff;    // a tile does not read chunks with v below -cutoff
 
     LCTX_HD bool by_attention() const { return representation == LCTX_REPRESENT_ATTENTION; }
 

@@ -336,7 +336,7 @@ constants score_constants(const lctx_select_args & a, bool shared, size_t most_s
 constants choose_constants(const lctx_select_args & a, bool shared) {
     const lctx_chunks & c = a.chunks;
     return constants_of(a.n_head, shared ? a.n_list : a.n_choice, c.chunk_size, c.n_run, c.n_range, shared ? c.n_shared : c.n_free, c.tile,
-                        shared, !shared && c.by_group);
+                        shared, !shared && c.by_group, c.cutoff);
 }
 
 // Scores of as many tokens outside of tiles as there is room for, then their choices; or of tiles that share their chunks.

@@ -14,12 +14,13 @@ layout(constant_id = 5) const int N_FREE = 1;  // chunks at most
 layout(constant_id = 6) const int TILE = 1;    // tokens of a tile
 layout(constant_id = 7) const int SHARED = 0;  // 1: of tiles, else of tokens outside of them
 layout(constant_id = 8) const int WEIGHS = 0;  // 1: heads add their weights
+layout(constant_id = 9) const int CUTOFF = 0;  // of a tile: chunks with values below -CUTOFF are not read
 layout(push_constant, std430) uniform Args { LCTX_VK_CHOOSE(LAST) } a;
 #include "reduce.glsl"
 
 const int HEADS = N_HEAD / N_CHOICE;  // which choose together
 const int N_GIVEN = N_RUN + N_RANGE, N_SEGMENT = N_RUN + N_FREE, GIVEN_SIZE = 4 * TILE * N_GIVEN;
-const uint EMPTY = 1;  // the key of a chunk in no range
+const uint OUT = 0, EMPTY = 1;  // the keys of a chunk below the cutoff, and of one in no range
 const float LEAST = -3.402823466e38;
 
 shared int firsts[N_RANGE], ends[N_RANGE];
@@ -108,7 +109,7 @@ uint key_of(int chunk) {
         x = SHARED != 0 ? max(x, score) : x + (WEIGHS != 0 ? divided(power_of_2(score - mosts[h]), sums[h]) : score);
     }
     const uint bits = x == 0.0 ? 0 : floatBitsToUint(max(x, LEAST));  // one zero
-    return !is_scored ? EMPTY : bits >> 31 != 0 ? ~bits : bits | 0x80000000;
+    return SHARED != 0 && x < -float(CUTOFF) ? OUT : !is_scored ? EMPTY : bits >> 31 != 0 ? ~bits : bits | 0x80000000;
 }
 
 uint key(int chunk) {

@@ -1,14 +1,19 @@
-"""Models from huggingface.co, downloaded with the package huggingface_hub."""
+"""Models from huggingface.co, downloaded with the package huggingface_hub into the cache that it shares."""
 
 import fnmatch
 import os
-import pathlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-Path = str | os.PathLike[str]
+from pylongctx.catalog.entry import OFFLINE, CatalogEntry, Progress, check_sha256, sha256_of
+
+AnyPath = str | os.PathLike[str]
+QUANTS = ("Q4_K_M", "Q8_0")  # default quantizations, in order of preference
+FIRST_SHARD = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
 
 def from_pretrained(
@@ -17,9 +22,9 @@ def from_pretrained(
     repo_id: str,
     filename: str | None,
     additional_files: list[str] | None = None,
-    local_dir: Path | None = None,
+    local_dir: AnyPath | None = None,
     local_dir_use_symlinks: bool | Literal["auto"] = "auto",
-    cache_dir: Path | None = None,
+    cache_dir: AnyPath | None = None,
     **kwargs: Any,
 ) -> Any:
     """Open a Llama on a model from huggingface.co; needs the package huggingface_hub and a network.
@@ -54,10 +59,6 @@ def from_pretrained(
     >>> Llama.from_pretrained("bartowski/SmolLM2-135M-Instruct-GGUF", "*Q8_0.gguf", n_ctx=0)  # doctest: +SKIP
     """
     return cls(_download(repo_id, filename, additional_files, local_dir, cache_dir), **kwargs)
-
-
-QUANTS = ("Q4_K_M", "Q8_0")  # default quantizations, in order of preference
-FIRST_SHARD = re.compile(r"(.*)-00001-of-(\d{5})\.gguf")
 
 
 def by_quant(repo: str, file: str | None = None) -> str:
@@ -123,7 +124,7 @@ def _shards(first: str, names: list[str]) -> list[str]:
     return [first, *(one for one in others if one != first)]
 
 
-def cached(repo_id: str, filename: str, revision: str) -> pathlib.Path | None:
+def cached(repo_id: str, filename: str, revision: str) -> Path | None:
     """Return a downloaded file; None when it is missing or huggingface_hub is not installed.
 
     Examples
@@ -136,10 +137,10 @@ def cached(repo_id: str, filename: str, revision: str) -> pathlib.Path | None:
     except ImportError:
         return None
     found = hub.try_to_load_from_cache(repo_id, filename, revision=revision)
-    return pathlib.Path(found) if isinstance(found, str) else None
+    return Path(found) if isinstance(found, str) else None
 
 
-def download(repo_id: str, filename: str, revision: str) -> pathlib.Path:
+def download(repo_id: str, filename: str, revision: str) -> Path:
     """Download one file of one commit into huggingface_hub's cache if it is missing.
 
     Raises
@@ -154,7 +155,7 @@ def download(repo_id: str, filename: str, revision: str) -> pathlib.Path:
     """
     hub = _package()
     with _connected(repo_id):
-        return pathlib.Path(hub.hf_hub_download(repo_id, filename, revision=revision))
+        return Path(hub.hf_hub_download(repo_id, filename, revision=revision))
 
 
 def _package() -> Any:
@@ -182,8 +183,8 @@ def _download(
     repo_id: str,
     filename: str | None,
     additional_files: list[str] | None,
-    local_dir: Path | None,
-    cache_dir: Path | None,
+    local_dir: AnyPath | None,
+    cache_dir: AnyPath | None,
 ) -> str:
     """Download a model and return its path."""
     hub = _package()
@@ -206,8 +207,50 @@ def _match(names: list[str], pattern: str) -> str:
     return found[0]
 
 
-def _fetch(hub: Any, repo_id: str, name: str, local_dir: Path | None, cache_dir: Path | None) -> str:
-    path = pathlib.PurePosixPath(name)
+def _fetch(hub: Any, repo_id: str, name: str, local_dir: AnyPath | None, cache_dir: AnyPath | None) -> str:
+    path = PurePosixPath(name)
     folder = None if str(path.parent) == "." else str(path.parent)
     found: str = hub.hf_hub_download(repo_id, path.name, subfolder=folder, local_dir=local_dir, cache_dir=cache_dir)
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubEntry(CatalogEntry):
+    """A file of a repository.
+
+    Attributes
+    ----------
+    repo_id, revision : str
+        The repository and its commit.
+    """
+
+    repo_id: str
+    revision: str
+
+    @property
+    def origin(self) -> str:
+        """The site of its source."""
+        return "Hugging Face"
+
+    @property
+    def source(self) -> str:
+        """The repository."""
+        return f"{self.repo_id} at {self.revision[:7]}"
+
+    def path(self) -> Path | None:
+        """Return the file in the cache; None if it is missing or huggingface_hub is not installed."""
+        return cached(self.repo_id, self.file, self.revision)
+
+    def fetch(self, progress: Progress | None = None) -> Path:
+        """Download the file with huggingface_hub, which shows progress and resumes interrupted downloads."""
+        try:
+            path = download(self.repo_id, self.file, self.revision)
+        except ConnectionError as reason:
+            raise ConnectionError(f"{self.name}: {reason}. {OFFLINE}") from reason
+        try:
+            check_sha256(sha256_of(path), self.sha256, self.file)
+        except ValueError:
+            path.resolve().unlink()  # the target of the cache's symlink
+            path.unlink(missing_ok=True)
+            raise
+        return path

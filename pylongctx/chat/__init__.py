@@ -1,5 +1,5 @@
 """Chat: templates, tools, JSON, and OpenAI's dicts."""
 
-from pylongctx.chat.handlers import register_chat_completion_handler, unregister_chat_completion_handler
+from pylongctx.chat.formats import register_chat_completion_handler, unregister_chat_completion_handler
 
 __all__ = ["register_chat_completion_handler", "unregister_chat_completion_handler"]

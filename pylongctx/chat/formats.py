@@ -1,8 +1,73 @@
-"""Named chat formats: Jinja templates under the names that llama_cpp uses."""
+"""Chat formats by name: llama_cpp's templates, and functions that answer chats instead of a template."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from pylongctx.errors import InvalidInput
+
+# llama_cpp's protocol: handler(llama=..., messages=..., and the other arguments of create_chat_completion by name)
+LlamaChatCompletionHandler = Callable[..., Any]
+_HANDLERS: dict[str, LlamaChatCompletionHandler] = {}
+LLAMA_3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
+# llama.cpp's own formats (llama_chat_builtin_templates) that are not defined above; without tools
+OF_LLAMA_CPP = frozenset(
+    """
+    bailing bailing-think bailing2 chatglm4 command-r deepseek deepseek-ocr deepseek2 deepseek3 exaone-moe exaone3
+    exaone4 falcon3 gigachat glmedge gpt-oss granite granite-4.0 granite-4.1 grok-2 hunyuan-dense hunyuan-moe hunyuan-vl
+    kimi-k2 llama2 llama2-sys llama2-sys-bos llama2-sys-strip llama3 llama4 megrez minicpm mistral-v1 mistral-v3
+    mistral-v3-tekken mistral-v7 mistral-v7-tekken monarch orion pangu-embedded phi3 phi4 rwkv-world seed_oss smolvlm
+    solar-open vicuna-orca yandex
+    """.split()
+)
+# handlers of llama_cpp that need a Hugging Face tokenizer
+FUNCTIONARY = ("functionary", "functionary-v1", "functionary-v2")
+
+
+def register_chat_completion_handler(name: str) -> Callable[[LlamaChatCompletionHandler], LlamaChatCompletionHandler]:
+    """Return a decorator that registers a function as the handler of ``chat_format=name``.
+
+    Raises
+    ------
+    ValueError
+        When the name is already registered.
+
+    Examples
+    --------
+    >>> from pylongctx import Llama
+    >>> @register_chat_completion_handler("parrot")
+    ... def parrot(llama, messages, **kwargs):
+    ...     return {"choices": [{"message": {"role": "assistant", "content": messages[-1]["content"]}}]}
+    >>> with Llama("model.gguf", chat_format="parrot", n_ctx=512, verbose=False) as talking:
+    ...     answer = talking.create_chat_completion([{"role": "user", "content": "Hello"}])
+    >>> answer["choices"][0]["message"]["content"]
+    'Hello'
+    >>> unregister_chat_completion_handler("parrot")
+    """
+
+    def register(handler: LlamaChatCompletionHandler) -> LlamaChatCompletionHandler:
+        if name in _HANDLERS:
+            raise ValueError(f"a chat handler named {name!r} is already registered")
+        _HANDLERS[name] = handler
+        return handler
+
+    return register
+
+
+def unregister_chat_completion_handler(name: str) -> None:
+    """Remove a handler; KeyError when there is none.
+
+    Examples
+    --------
+    >>> register = register_chat_completion_handler("parrot")
+    >>> handler = register(lambda **arguments: {})
+    >>> unregister_chat_completion_handler("parrot")
+    """
+    del _HANDLERS[name]
+
+
+def registered_handler(name: str | None) -> LlamaChatCompletionHandler | None:
+    """Return the handler of a name."""
+    return _HANDLERS.get(name) if name else None
 
 
 class Format(NamedTuple):
@@ -51,6 +116,8 @@ CHATML = Format(
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}""",
     ("<|im_end|>",),
 )
+
+
 LLAMA_2 = Format(
     "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' %}"
     "{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}{% endif %}"
@@ -58,11 +125,14 @@ LLAMA_2 = Format(
     "{{ bos_token + '[INST] ' + (system if loop.first else '') + message['content'] + ' [/INST]' }}"
     "{% else %}{{ ' ' + message['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
+
+
 MISTRAL = Format(
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + "
     "' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
-LLAMA_3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
+
+
 FORMATS = {
     "chatml": CHATML,
     "qwen": CHATML,
@@ -129,20 +199,6 @@ FORMATS = {
         ("<|end_of_turn|>",),
     ),
 }
-
-
-# llama.cpp's own formats (llama_chat_builtin_templates) that are not defined above; without tools
-OF_LLAMA_CPP = frozenset(
-    """
-    bailing bailing-think bailing2 chatglm4 command-r deepseek deepseek-ocr deepseek2 deepseek3 exaone-moe exaone3
-    exaone4 falcon3 gigachat glmedge gpt-oss granite granite-4.0 granite-4.1 grok-2 hunyuan-dense hunyuan-moe hunyuan-vl
-    kimi-k2 llama2 llama2-sys llama2-sys-bos llama2-sys-strip llama3 llama4 megrez minicpm mistral-v1 mistral-v3
-    mistral-v3-tekken mistral-v7 mistral-v7-tekken monarch orion pangu-embedded phi3 phi4 rwkv-world seed_oss smolvlm
-    solar-open vicuna-orca yandex
-    """.split()
-)
-# handlers of llama_cpp that need a Hugging Face tokenizer
-FUNCTIONARY = ("functionary", "functionary-v1", "functionary-v2")
 
 
 def find(name: str) -> Format:

@@ -7,28 +7,27 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pylongctx import __version__
-from pylongctx._log import show
-from pylongctx.cli.arguments import reason_of
-from pylongctx.cli.help import command_list
-from pylongctx.cli.parser import Parser
+from pylongctx._log import LOG, show
+from pylongctx.cli.arguments import Parser, command_list, reason_of, unread_variables
 
 PROGRAM = "pylongctx"
-# command name: its module and its help text
+INSTALL = "pip install 'pylongctx[cli]'"
+# command name: its module, with the function that adds it unless that is add_parser, and its help text
 COMMANDS = {
     "ask": ("ask", "ask about files"),
     "chat": ("chat", "chat with a model in the terminal"),
     "complete": ("complete", "continue a text"),
     "serve": ("serve", "serve a model to OpenAI's clients, and a chat page"),
     "get": ("get", "list and download models"),
-    "kv": ("store", "list, verify and clean up a KV store"),
+    "kv": ("kv", "list, verify and clean up a KV store"),
     "eval": ("eval", "evaluate a model on long-context tasks"),
     "bench": ("bench", "benchmark speed and memory, like llama-bench"),
     "matrix": ("matrix", "run every method on every task and length"),
-    "report": ("report", "turn results into tables and plots"),
+    "report": ("matrix:add_report_parser", "turn results into tables and plots"),
     "inspect": ("inspect", "show what attention heads read and keep"),
     "doctor": ("doctor", "check the installation"),
     "completion": ("completion", "print a shell completion script"),
-    "rpc-server": ("rpc_server", "share this machine's devices over the network"),
+    "rpc-server": ("serve:add_rpc_parser", "share this machine's devices over the network"),
 }
 GROUPS = {
     "talk": ("ask", "chat", "complete", "serve"),
@@ -36,7 +35,6 @@ GROUPS = {
     "measure": ("eval", "bench", "matrix", "report", "inspect"),
     "machine": ("doctor", "completion", "rpc-server"),
 }
-MOVED = ("passkey", "needle", "recall", "ruler", "longbench", "leval", "perplexity")  # now tasks of `eval`
 
 
 def make_parser(command: str | None = None) -> Parser:
@@ -54,9 +52,10 @@ def make_parser(command: str | None = None) -> Parser:
     commands = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", prog=PROGRAM, help=argparse.SUPPRESS
     )
-    for name, (module, _) in COMMANDS.items():
+    for name, (place, _) in COMMANDS.items():
         if command in (None, name):
-            import_module(f"pylongctx.cli.{module}").add_parser(commands)
+            module, _, function = place.partition(":")
+            getattr(import_module(f"pylongctx.cli.{module}"), function or "add_parser")(commands)
         else:
             commands.add_parser(name)
     return parser
@@ -64,6 +63,7 @@ def make_parser(command: str | None = None) -> Parser:
 
 def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the arguments of a command line; exits on a word that its command does not accept."""
+    args: argparse.Namespace
     args, rest = parser.parse_known_args(argv)
     if rest:
         args.parser.refuse(rest)
@@ -73,11 +73,15 @@ def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status: 0, 1 for an error, 130 for Ctrl-C."""
     words = sys.argv[1:] if argv is None else argv
-    parser = make_parser(words[0] if words else "")
-    if words and words[0] in MOVED:
-        parser.error(f"{words[0]!r} is now 'pylongctx eval {words[0]}'")
+    try:
+        parser = make_parser(words[0] if words else "")
+    except ModuleNotFoundError as reason:
+        print(f"pylongctx: error: the command line needs more packages ({reason}): {INSTALL}", file=sys.stderr)
+        return 1
     show()
     args = parse(parser, argv)
+    for name in unread_variables(args):
+        LOG.warning("%s has no effect: no option of pylongctx %s reads it", name, args.command)
     args.argv = sys.argv[1:] if argv is None else list(argv)
     try:
         status: int = args.run(args)

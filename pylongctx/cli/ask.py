@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx._cache_folder import cache_folder
 from pylongctx.cli.arguments import Options
-from pylongctx.cli.console import Meter, Output, Stop
+from pylongctx.cli.console import Meter, Stop
 from pylongctx.cli.conversation import Conversation
-from pylongctx.cli.method import short_name
-from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, model_path, open_llama
-from pylongctx.cli.sampling import (
+from pylongctx.cli.generation import (
     add_answer_options,
     add_sampling_options,
     add_template_options,
     sampling_arguments,
     template_arguments,
 )
+from pylongctx.cli.markdown import AnswerOutput
+from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, model_path, open_llama, short_name
 from pylongctx.files import FileText, files_in, read_file, text_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the files, and answer the question."""
-    output, stop = Output(None, args.markdown is not False), Stop()
+    output, stop = AnswerOutput(None, args.markdown is not False), Stop()
     names, question = split(args.words)
     text = "".join(file.framed for file in _texts(names, output))
     if not args.model:
@@ -99,7 +99,7 @@ def split(words: Sequence[str]) -> tuple[list[str], str]:
     return names, question
 
 
-def _texts(names: Sequence[str], output: Output) -> list[FileText]:
+def _texts(names: Sequence[str], output: AnswerOutput) -> list[FileText]:
     found = [read_file(name) for name in files_in(names)] or [text_of(sys.stdin.buffer.read(), "")]
     for file in found:
         if file.note:

@@ -12,12 +12,9 @@ from typing import Any
 from pylongctx._enums import LOAD_MODES
 from pylongctx.cli.arguments import Options, int_list, reported
 from pylongctx.cli.get import fetched
-from pylongctx.cli.method import add_methods
-from pylongctx.cli.options import MODEL
+from pylongctx.cli.options import MODEL, add_methods
 from pylongctx.eval.bench import programs, runner
-from pylongctx.eval.bench.case import Case, cases, model_file, pair, wanted
-from pylongctx.eval.bench.formats import FORMATS, Printer
-from pylongctx.eval.bench.record import physical_cores
+from pylongctx.eval.bench.record import FORMATS, Case, Printer, cases, model_file, pair, physical_cores, wanted
 from pylongctx.methods import parse
 from pylongctx.models import embedded_model
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import re
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pylongctx.cli.arguments import Options, file_text, on_off_auto
-from pylongctx.cli.autosave import Autosave, latest
-from pylongctx.cli.chat_commands import LEAVE, SUGGESTIONS, Commands
-from pylongctx.cli.console import Messages, Meter, Output, Stop
-from pylongctx.cli.conversation import Conversation
-from pylongctx.cli.method import short_name
-from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, open_llama
-from pylongctx.cli.sampling import (
+from pylongctx._units import bytes_text
+from pylongctx.cli.arguments import Options, file_text, integer, number, on_off_auto
+from pylongctx.cli.console import Messages, Meter, Stop, unechoed
+from pylongctx.cli.conversation import Autosave, Conversation, latest
+from pylongctx.cli.generation import (
     add_answer_options,
     add_sampling_options,
     add_template_options,
@@ -26,10 +26,47 @@ from pylongctx.cli.sampling import (
     sampling_arguments,
     template_arguments,
 )
-from pylongctx.cli.typing import unechoed
+from pylongctx.cli.markdown import AnswerOutput
+from pylongctx.cli.options import (
+    add_llama_options,
+    advised_sampling,
+    model_label,
+    name_of,
+    open_llama,
+    read_method,
+    short_name,
+    with_method,
+)
+from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS
 from pylongctx.errors import ContextFull, PromptTooLong
-from pylongctx.files import text_of
+from pylongctx.files import read_file, text_of
 from pylongctx.models import embedded_model
+
+if TYPE_CHECKING:
+    from pylongctx.engine.compress import CompressionReport
+
+
+MAX_FILES = 100  # per /glob
+SUGGESTIONS = (
+    "/clear, a shorter message, a larger -c or --kv-limit, --overflow evict_middle, "
+    "or a method that holds more: /method"
+)
+# the settings of /set, and how their values are parsed
+SETTINGS: dict[str, Callable[[str], float]] = {
+    **{one.keyword: integer if one.kind is int else number for one in NUMBERS if one.keyword in KEYWORDS},
+    **dict.fromkeys(("seed", "max_tokens"), integer),
+}
+LEAVE = ("exit", "quit", "bye")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its usage, a short help text, and the function that receives its argument."""
+
+    usage: str
+    help: str
+    run: Callable[[str], None]
+
 
 LOOPS = "--repeat-penalty 1.1 helps, --no-loop-stop lets it continue"
 TOY = "this is the built-in test model of 4.5 million parameters; try: pylongctx chat smollm2-135m"
@@ -62,13 +99,13 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Chat until the end of the input; returns 1 when a scripted message could not be answered."""
-    return ChatLoop(args, Output(args.color, args.markdown is not False)).run()
+    return ChatLoop(args, AnswerOutput(args.color, args.markdown is not False)).run()
 
 
-class ChatLoop(Commands):
+class ChatLoop:
     """The loop: messages and commands in, answers and notes out."""
 
-    def __init__(self, args: argparse.Namespace, output: Output) -> None:
+    def __init__(self, args: argparse.Namespace, output: AnswerOutput) -> None:
         stop = Stop()
         meter = Meter(output.notes, stop)
         self.failed = self._interactive = False
@@ -78,7 +115,10 @@ class ChatLoop(Commands):
         system = given_text(args, "system_prompt", "system_prompt_file")
         path, messages = latest() if args.continues else (None, [])
         conversation = Conversation(open_llama(args, meter), system, arguments, args.loop_stop is not False)
-        super().__init__(args, output, stop, meter, conversation)
+        self.args, self.output, self.stop, self.meter = args, output, stop, meter
+        self.conversation = conversation
+        self.files: list[tuple[str, str]] = []  # names and texts to put before the next message
+        self.table = {one.usage[1:].partition(" ")[0]: one for one in self._commands()}
         conversation.messages += messages
         self.autosave = Autosave(path)
         _ = conversation.llm.chat_template  # report a faulty template before the first message
@@ -176,6 +216,235 @@ class ChatLoop(Commands):
         except OSError as reason:
             self.args.autosave = False
             self.output.note(f"the conversation is not saved for --continue: {reason}")
+
+    # ---- commands ----
+
+    def _commands(self) -> tuple[Command, ...]:
+        return (
+            Command("/regen", "answer the last message again", self.regen),
+            Command("/undo", "remove the last message and its answer", self.undo),
+            Command("/clear", "remove all messages except the system prompt", self.clear),
+            Command("/system [TEXT]", "show or replace the system prompt", self.system),
+            Command("/set [NAME VALUE]", "show or change the sampling settings", self.set),
+            Command("/history", "show the messages", self.history),
+            Command("/read FILE", "put the text of a file before the next message", self.read),
+            Command("/glob PATTERN", "/read for all matching files; ** matches any folders", self.glob),
+            Command("/drop", "remove the files added for the next message", self.drop),
+            Command("/save FILE", "save the conversation and its KV cache", self.save),
+            Command("/load FILE", "continue a conversation saved with /save", self.load),
+            Command("/method [SPEC]", "show the method, or prefill the conversation with another one", self.method),
+            Command("/compress PERCENT", "keep a part of the KV cache of all messages (--method kvzip)", self.compress),
+            Command("/stats", "show memory use", self.stats),
+            Command("/help", "show this list, like /?", self.help),
+        )
+
+    def run_command(self, name: str, rest: str) -> None:
+        """Run a command; ValueError for an unknown one."""
+        command = self.table.get("help" if name == "?" else name)
+        if command is None:
+            raise ValueError(f"there is no command /{name}; /help lists them")
+        command.run(rest)
+
+    # ---- the conversation ----
+
+    def regen(self, rest: str) -> None:
+        """Answer the last message again."""
+        self.show(self.conversation.ask_again(self.stop))
+
+    def undo(self, rest: str) -> None:
+        """Remove the last turn."""
+        self.conversation.undo()
+        self.output.note(f"the last turn is removed; {len(self.conversation.messages)} messages are left")
+
+    def clear(self, rest: str) -> None:
+        """Remove all messages except the system prompt."""
+        self.conversation.clear()
+        self.files.clear()
+        self.output.note("cleared")
+
+    def system(self, text: str) -> None:
+        """Show or replace the system prompt."""
+        if text:
+            self.conversation.set_system(text)
+        self.output.note(self.conversation.system or "there is no system prompt")
+
+    def set(self, rest: str) -> None:
+        """Show or change the sampling settings."""
+        words = rest.split()
+        if not words:
+            given = {name: self.conversation.arguments.get(name) for name in SETTINGS}
+            lines = [f"{name} {'default' if value is None else value}" for name, value in given.items()]
+            self.output.note("\n".join(lines))
+            return
+        if len(words) != 2 or words[0] not in SETTINGS:
+            raise ValueError(f"usage: /set NAME VALUE, where NAME is one of {', '.join(SETTINGS)}")
+        name, value = words
+        if value == "default":
+            self.conversation.arguments.pop(name, None)
+        else:
+            try:
+                self.conversation.arguments[name] = SETTINGS[name](value)
+            except ValueError:
+                raise ValueError(f"{name} must be a number, not {value!r}") from None
+        self.output.note(f"{name} {value}")
+
+    def history(self, rest: str) -> None:
+        """Show the messages."""
+        for message in self.conversation.messages:
+            self.output.note(f"{message['role']}: {message['content']}")
+        if not self.conversation.messages:
+            self.output.note("there are no messages")
+
+    def save(self, path: str) -> None:
+        """Write the conversation."""
+        file = _path(path, "/save FILE")
+        self.conversation.save(file)
+        self.output.note(f"saved: {self.conversation.llm.n_tokens} tokens, {bytes_text(file.stat().st_size)}")
+
+    def load(self, path: str) -> None:
+        """Continue another conversation."""
+        conversation = self.conversation
+        conversation.load(_path(path, "/load FILE"))
+        self.history("")
+        self.output.note(f"loaded: {len(conversation.messages)} messages; {conversation.used}")
+
+    # ---- files ----
+
+    def read(self, path: str) -> None:
+        """Add a file to the next message."""
+        self._read([str(_path(path, "/read FILE"))])
+
+    def glob(self, pattern: str) -> None:
+        """Add all matching files to the next message."""
+        found = glob.glob(str(_path(pattern, "/glob PATTERN")), recursive=True)
+        files = sorted(name for name in found if Path(name).is_file())
+        if not files:
+            raise ValueError(f"no file matches {pattern!r}")
+        if len(files) > MAX_FILES:
+            raise ValueError(f"{len(files)} files match {pattern!r}, more than {MAX_FILES}: use a narrower pattern")
+        self._read(files)
+
+    def drop(self, rest: str) -> None:
+        """Remove the files added for the next message."""
+        if not self.files:
+            raise ValueError("there are no files to drop: /read and /glob add them to the next message")
+        self.output.note(f"dropped: {', '.join(name for name, _ in self.files)}")
+        self.files.clear()
+
+    def _read(self, names: list[str]) -> None:
+        texts = [(name, self._file(name)) for name in names]  # all or none
+        self.files += texts
+        conversation = self.conversation
+        held = 0 if conversation.llm.session.evicts else len(conversation.tokens()) if conversation.messages else 0
+        room = conversation.llm.n_ctx() - held
+        n = conversation.count("".join(text for _, text in self.files))
+        self.output.note(f"{n} tokens of files go before the next message; there is room for {room}")
+        if n >= room:
+            self.output.note(f"the files do not fit; try /drop, {SUGGESTIONS}")
+
+    def _file(self, name: str) -> str:
+        file = read_file(name)
+        note = f" ({file.note})" if file.note else ""
+        self.output.note(f"{name}: {self.conversation.count(file.text)} tokens{note}")
+        return file.framed
+
+    # ---- the model ----
+
+    def stats(self, rest: str) -> None:
+        """Show memory use."""
+        llm = self.conversation.llm
+        self.output.note(f"{llm.model_path}\n{name_of(llm.method)}")
+        self.output.note(f"{len(self.conversation.messages)} messages; {self.conversation.used}")
+        if self.files:
+            self.output.note(f"files for the next message: {', '.join(name for name, _ in self.files)}")
+        if llm.method is not None:
+            usage = llm.kv_usage()
+            rows = f"{usage.rows.min()} to {usage.rows.max()} KV entries per head"
+            full = f"full attention would hold {bytes_text(usage.full_bytes)}"
+            self.output.note(f"KV at most {bytes_text(usage.peak_bytes)} so far; {rows}; {full}")
+            if usage.rest_bytes:
+                self.output.note(f"windows, recurrent states and their checkpoints: {bytes_text(usage.rest_bytes)}")
+
+    def method(self, spec: str) -> None:
+        """Show the method, or reopen the context with another one and prefill the conversation."""
+        if not spec:
+            self.output.note(name_of(self.conversation.llm.method))
+            return
+        read_method(spec)  # fail before anything is closed
+        before, self.args = self.args, with_method(self.args, spec)
+        try:
+            self._open()
+        except BaseException:
+            self.args = before
+            self._open()
+            raise
+        self.output.note(f"{name_of(self.conversation.llm.method)}; {self.conversation.used}")
+
+    def compress(self, percent: str) -> None:
+        """Evict most KV entries of the conversation so far, and report what that changed."""
+        from pylongctx.engine.compress import compression_prefills
+
+        conversation, ratio = self.conversation, _share(percent)
+        llm = conversation.llm
+        if llm.method is None or not llm.method.replays:
+            raise ValueError("/compress needs a method that compresses: /method kvzip, or start with --method kvzip")
+        if not conversation.messages:
+            raise ValueError("there is nothing to compress: there are no messages")
+        conversation.read()
+        speed = conversation.turn.prompt_speed
+        about = f", about {compression_prefills(llm.method) * llm.n_tokens / speed:.0f} s" if speed else ""
+        self.output.note(f"replaying {llm.n_tokens} tokens{about}; Ctrl-C leaves the KV cache as it is")
+        self.report(llm.compress(ratio))
+
+    def report(self, done: CompressionReport) -> None:
+        """Show what a compression freed, and warn if predictions have changed."""
+        sizes = f"{bytes_text(done.bytes_before)} to {bytes_text(done.bytes_after)}"
+        self.output.note(f"compressed {done.n_tokens} tokens from {sizes} in {done.seconds:.0f} s")
+        if done.drifts:
+            change = f"where the model repeats the text, its predictions changed by {done.divergence:.2f} nats"
+            self.output.note(f"{change}: answers may be wrong; start again and keep more")
+
+    def _open(self) -> None:
+        self.conversation.llm.close()
+        self.conversation.switch(open_llama(self.args, self.meter))
+
+    def help(self, rest: str) -> None:
+        """Show all commands."""
+        self.output.note(self.help_text)
+
+    @property
+    def help_text(self) -> str:
+        """All commands, and how to type messages."""
+        width = max(len(one.usage) for one in self.table.values())
+        lines = [f"{one.usage:{width}}  {one.help}" for one in self.table.values()]
+        return "\n".join([*lines, f"{'/bye':{width}}  exit, like /exit, Ctrl-D and pressing Ctrl-C twice", *TYPING])
+
+
+TYPING = (
+    "One Ctrl-C stops an answer. Pasted lines form one message. A backslash at the end of a line",
+    'continues it; """ encloses several lines. Tab completes commands and paths.',
+)
+
+
+def _share(text: str) -> float:
+    """Return a share: ``30``, ``30%`` and ``0.3`` are the same."""
+    try:
+        number = float(text.removesuffix("%"))
+    except ValueError:
+        raise ValueError("usage: /compress PERCENT, for instance /compress 30%") from None
+    share = number if number < 1 and not text.endswith("%") else number / 100
+    if not 0 < share <= 1:
+        raise ValueError(f"/compress keeps more than 0 and at most 100 percent, not {text}")
+    return share
+
+
+def _path(text: str, usage: str) -> Path:
+    """Return a path, which may be quoted as in a shell."""
+    if not text:
+        raise ValueError(f"usage: {usage}")
+    if text[0] in "\"'" and len(words := shlex.split(text)) == 1:
+        text = words[0]
+    return Path(text).expanduser()
 
 
 def first_message(args: argparse.Namespace) -> str | None:

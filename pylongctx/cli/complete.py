@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx.cli.arguments import Options, integer
 from pylongctx.cli.console import Meter, Output
-from pylongctx.cli.method import name_of
-from pylongctx.cli.options import add_llama_options, open_llama
-from pylongctx.cli.sampling import add_sampling_options, add_text_options, given_text, sampling_arguments, unescaped
+from pylongctx.cli.generation import add_sampling_options, add_text_options, given_text, sampling_arguments, unescaped
+from pylongctx.cli.options import add_llama_options, name_of, open_llama
 
 if TYPE_CHECKING:
     from pylongctx.llama import Llama

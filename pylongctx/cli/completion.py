@@ -1,63 +1,50 @@
-"""``pylongctx completion``: a shell script that completes commands, options, methods, models and files."""
+"""``pylongctx completion``: a shell script that completes commands, options, methods, models and files.
+
+shtab writes the scripts from the parser: compared with a writer of our own, it also has a native script for zsh, and
+completes arguments by their place.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from pylongctx.catalog import CATALOG
+from pylongctx.cli.arguments import Parser
 from pylongctx.cli.doctor import KV_TYPES
-from pylongctx.cli.help import VARIABLE
-from pylongctx.cli.parser import Parser
-from pylongctx.cli.shells import SHELLS
 from pylongctx.eval.registry import TASKS
 from pylongctx.methods import METHODS, NONE
 
 EPILOG = """where to put the script:
   bash  pylongctx completion bash > ~/.local/share/bash-completion/completions/pylongctx
-  zsh   in ~/.zshrc, after compinit: source <(pylongctx completion zsh)
+  zsh   in ~/.zshrc, after compinit: eval "$(pylongctx completion zsh)"
   fish  pylongctx completion fish > ~/.config/fish/completions/pylongctx.fish
 """
-WORDS = re.compile(r"[a-z0-9_]+(?:[|,][a-z0-9_]+)+")  # a metavar such as on|off
+SHELLS = ("bash", "zsh", "fish")
+WORDS = re.compile(r"\{?([a-z0-9_]+(?:[|,][a-z0-9_]+)+)\}?")  # a metavar such as on|off
 FILES = re.compile(r"FILE|FOLDER|DIR|PATH")
-
-
-class Value(NamedTuple):
-    """The value of an option or argument: one of some words, a file, or both."""
-
-    words: tuple[str, ...] = ()
-    files: bool = False
-
-
-class Option(NamedTuple):
-    """An option: its names, its help, and its value (None for a switch)."""
-
-    names: tuple[str, ...]
-    help: str
-    value: Value | None
-
-
-class CommandWords(NamedTuple):
-    """A command: its help, its options and its arguments."""
-
-    help: str
-    options: tuple[Option, ...]
-    arguments: Value
-
-
-METHOD = Value((*METHODS, NONE))
-MODEL = Value(tuple(CATALOG), files=True)
-KV = Value(KV_TYPES)
-KNOWN = {"--method": METHOD, "--methods": METHOD, "--base": METHOD, "--model": MODEL, "model": MODEL, "NAME": MODEL}
-KNOWN |= {"--cache-type-k": KV, "--cache-type-v": KV}
+LONG_FISH_OPTION = re.compile(r"(?<= )-s (\w{2,})(?= )")  # shtab takes -sm for a letter, which fish refuses
+METHOD, KV_TYPE = [*METHODS, NONE], list(KV_TYPES)
+KNOWN = {"--method": METHOD, "--methods": METHOD, "--base": METHOD}
+KNOWN |= {"--cache-type-k": KV_TYPE, "--cache-type-v": KV_TYPE}
+MODEL = ("--model", "model", "NAME")  # a file, or a name of the catalogue
+NAMES = " ".join(CATALOG)
+MODEL_COMPLETION = {
+    "bash": "_pylongctx_model",
+    "zsh": "_pylongctx_model",
+    "fish": f"{NAMES} (__fish_complete_path (commandline -ct))",
+    "preamble": {
+        "bash": f'_pylongctx_model() {{ compgen -W "{NAMES}" -- "$1"; compgen -f -- "$1"; }}',
+        "zsh": f"_pylongctx_model() {{ _alternative 'names:name:({NAMES})' 'files:file:_files'; }}",
+    },
+}
 
 
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
-    parser = commands.add_parser("completion", description=__doc__, epilog=EPILOG)
-    parser.add_argument("shell", choices=list(SHELLS), help="the shell that reads the script")
+    parser = commands.add_parser("completion", description=__doc__.partition("\n")[0], epilog=EPILOG)
+    parser.add_argument("shell", choices=SHELLS, help="the shell that reads the script")
     parser.set_defaults(run=run)
 
 
@@ -65,41 +52,63 @@ def run(args: argparse.Namespace) -> int:
     """Print the script."""
     from pylongctx.cli import make_parser
 
-    print(SHELLS[args.shell](table(make_parser())), end="")
+    print(script(make_parser(), args.shell), end="")
     return 0
 
 
-def table(parser: Parser) -> Mapping[str, CommandWords]:
-    """Return the completions by command; a task of ``eval`` has the name ``eval passkey``."""
+def script(parser: Parser, shell: str) -> str:
+    """Return the completion script of a shell.
+
+    Raises
+    ------
+    ImportError
+        When shtab is not installed.
+    """
+    try:
+        import shtab
+    except ImportError as reason:
+        raise ImportError("completion needs shtab: pip install 'pylongctx[cli]'") from reason
+    written = str(shtab.complete(_listed(parser), shell=shell))
+    return LONG_FISH_OPTION.sub(r"-o \1", written) if shell == "fish" else written
+
+
+def _listed(parser: Parser) -> argparse.ArgumentParser:
+    """Return a parser whose help lists the commands and the tasks, since shtab completes what the help shows."""
     from pylongctx.cli import COMMANDS
 
-    texts = {name: help for name, (_, help) in COMMANDS.items()}
-    texts |= {f"eval {name}": entry.help for name, entry in TASKS.items()}
-    return {name: _command(one, texts[name]) for name, one in parser.commands().items()}
+    found = parser.commands()
+    listed = argparse.ArgumentParser(prog=parser.prog)
+    commands = listed.add_subparsers()
+    for name, (_, help) in COMMANDS.items():
+        if name != "eval":
+            commands.add_parser(name, help=help, parents=[_with_values(found[name])], add_help=False)
+            continue
+        tasks = commands.add_parser(name, help=help).add_subparsers()
+        for task, entry in TASKS.items():
+            if (one := found.get(f"{name} {task}")) is not None:
+                tasks.add_parser(task, help=entry.help, parents=[_with_values(one)], add_help=False)
+    return listed
 
 
-def _command(parser: Parser, help: str) -> CommandWords:
-    shown = parser.shown()
-    options = (
-        Option(tuple(a.option_strings), VARIABLE.sub("", a.help or ""), _value(a)) for a in shown if a.option_strings
-    )
-    arguments = [_words(action) for action in shown if not action.option_strings]
-    words = tuple(word for value in arguments for word in value.words)
-    return CommandWords(help, tuple(options), Value(words, any(value.files for value in arguments)))
+def _with_values(parser: Parser) -> Parser:
+    """Tell shtab how the values of options and arguments are completed, from their names, choices or metavars."""
+    for action in parser.shown():
+        metavar = str(action.metavar or "")
+        names = set(action.option_strings) or {metavar}
+        if not names.isdisjoint(MODEL):
+            action.complete = MODEL_COMPLETION  # type: ignore[attr-defined]
+        elif action.nargs == 0 or action.choices is not None:
+            continue
+        elif (known := next((KNOWN[name] for name in names if name in KNOWN), None)) is not None:
+            action.choices = known
+        elif (words := WORDS.fullmatch(metavar)) is not None:
+            action.choices = re.split(r"[|,]", words[1])
+        elif FILES.search(metavar):
+            action.complete = _files()  # type: ignore[attr-defined]
+    return parser
 
 
-def _value(action: argparse.Action) -> Value | None:
-    return None if action.nargs == 0 else _words(action)
+def _files() -> Any:
+    import shtab
 
-
-def _words(action: argparse.Action) -> Value:
-    """Return the value of an option or argument, from its name, its choices or its metavar."""
-    metavar = str(action.metavar or "")
-    for name in (*action.option_strings, metavar):
-        if name in KNOWN:
-            return KNOWN[name]
-    if action.choices is not None:
-        return Value(tuple(map(str, action.choices)))
-    if WORDS.fullmatch(metavar.strip("{}")):
-        return Value(tuple(re.split(r"[|,]", metavar.strip("{}"))))
-    return Value(files=bool(FILES.search(metavar)))
+    return shtab.FILE

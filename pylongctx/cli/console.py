@@ -1,18 +1,28 @@
-"""Terminal and pipe input and output: messages, answers, progress, Ctrl-C."""
+"""Terminal and pipe input and output: messages, answers, progress, Ctrl-C.
 
+Lines are edited by Python's readline: prompt_toolkit asks the terminal for the position of the cursor and redraws the
+prompt, which a terminal that only receives text cannot do, and its import takes a third of a second.
+"""
+
+import atexit
+import glob
+import os
+import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
-from pylongctx.cli import typing
-from pylongctx.cli.wrap import Wrapper
+from pylongctx._cache_folder import cache_folder
 
 try:
     import readline  # gives input() line editing and history
@@ -111,46 +121,24 @@ class Output:
     ----------
     color : bool or None
         Whether reasoning and notes are dimmed; None: on terminals that support it.
-    markdown : bool
-        Whether answers are rendered as Markdown on a terminal.
     """
 
-    def __init__(self, color: bool | None, markdown: bool = True) -> None:
+    def __init__(self, color: bool | None) -> None:
         system: Any = "auto" if color is None else None
         self.notes = Console(stderr=True, color_system="standard" if color else system, force_terminal=color or None)
-        answers = self._answers = Console(color_system=system)
+        self.answers = answers = Console(color_system=system)
         self._dims = color if color is not None else bool(answers.color_system) and not answers.no_color
-        self._safe = sys.stdout.isatty()
-        self._markdown = markdown and self._safe and not answers.is_dumb_terminal
+        self.is_terminal = sys.stdout.isatty()
         self._wrapper = Wrapper(lambda: shutil.get_terminal_size().columns)
         if hasattr(sys.stdout, "reconfigure"):  # replace what the terminal's encoding lacks
             sys.stdout.reconfigure(errors="replace")
 
     def write(self, text: str, dim: bool = False) -> None:
         """Write part of an answer; a terminal shows each word once it is complete."""
-        if self._safe:
+        if self.is_terminal:
             text = self._wrapper.feed(text.translate(CONTROLS))
         sys.stdout.write(f"\x1b[2m{text}\x1b[22m" if dim and self._dims else text)
         sys.stdout.flush()
-
-    def answer(self, pieces: Iterable[tuple[str, str]]) -> bool:
-        """Stream an answer of (kind, text) pairs; returns whether there was any text."""
-        from pylongctx.cli.markdown import MarkdownWriter
-
-        writer, last = MarkdownWriter(sys.stdout.write, self._answers), None
-        try:
-            for kind, text in pieces:
-                self.write("\n\n" if last == THOUGHTS != kind else "")
-                if self._markdown and kind != THOUGHTS:
-                    writer.feed(text.translate(CONTROLS))
-                    sys.stdout.flush()
-                else:
-                    self.write(text, dim=kind == THOUGHTS)
-                last = kind
-        finally:
-            writer.finish()
-            self.write("\n" if last else "")
-        return last is not None
 
     def note(self, text: str) -> None:
         """Print a note, which is not part of an answer."""
@@ -176,7 +164,7 @@ class Messages:
     def __init__(self, output: Output, words: Sequence[str] = ()) -> None:
         self.interactive = sys.stdin.isatty()
         if self.interactive and readline is not None:
-            typing.prepare(readline, words)
+            prepare(readline, words)
         self._output = output
         self._asked_to_leave = False
 
@@ -250,3 +238,195 @@ def _typed(prompt: str) -> str:
         return input(prompt)
     print(prompt, end="", file=sys.stderr, flush=True)  # stdout is for answers
     return input()
+
+
+# ---- word wrap ----
+
+PIECES = re.compile(r"\n|[^\S\n]+|\S+")
+CODE_MARK = "```"  # delimits code, which is not wrapped
+
+
+class Wrapper:
+    """Inserts line breaks before words that do not fit.
+
+    A word is held back until it is complete. Code between fences stays as it is.
+
+    Parameters
+    ----------
+    width : callable
+        Returns the number of columns of the terminal.
+
+    Examples
+    --------
+    >>> wrapper = Wrapper(lambda: 10)
+    >>> wrapper.feed("one two thr") + wrapper.feed("ee four") + wrapper.flush()
+    'one two\\nthree four'
+    """
+
+    def __init__(self, width: Callable[[], int]) -> None:
+        self._width = width
+        self._held = ""  # spaces and the beginning of the next word
+        self._column = 0
+        self._in_code = False
+
+    def feed(self, text: str) -> str:
+        """Return the part of the text that can be shown now."""
+        pieces = PIECES.findall(self._held + text)
+        n = 0 if not pieces or pieces[-1] == "\n" else 2 if len(pieces) > 1 and pieces[-2].isspace() else 1
+        ready, self._held = pieces[: len(pieces) - n], "".join(pieces[len(pieces) - n :])
+        return self._wrapped(ready)
+
+    def flush(self) -> str:
+        """Return the text that was held back."""
+        ready, self._held = PIECES.findall(self._held), ""
+        return self._wrapped(ready)
+
+    def _wrapped(self, pieces: list[str]) -> str:
+        shown, space = "", ""
+        for piece in pieces:
+            if piece == "\n":
+                shown, space, self._column = shown + space + piece, "", 0
+            elif piece.isspace():
+                space = piece
+            else:
+                shown += self._word(space, piece)
+                space = ""
+        self._column += cell_len(space)
+        return shown + space
+
+    def _word(self, space: str, word: str) -> str:
+        self._in_code ^= word.startswith(CODE_MARK) and self._column + len(space) == 0
+        n = cell_len(word)
+        overflows = self._column + len(space) + n > self._width()
+        if space and self._column and overflows and not self._in_code:
+            self._column = n
+            return f"\n{word}"
+        self._column += cell_len(space) + n
+        return space + word
+
+
+# ---- line editing ----
+
+FILE = "history"  # in the cache folder
+MAX_LINES = 1000  # lines
+
+
+def prepare(readline: Any, words: Sequence[str]) -> None:
+    """Set up readline: a paste is one line, lines are remembered, words and paths are completed."""
+    path = cache_folder() / FILE
+    readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
+    readline.parse_and_bind("tab: complete")
+    readline.set_completer_delims("")
+    readline.set_completer(lambda text, n: _nth(completions(text, words), n))
+    readline.set_history_length(MAX_LINES)
+    with suppress(OSError):
+        readline.read_history_file(path)
+    atexit.register(_write, readline, path)
+
+
+def _write(readline: Any, path: Any) -> None:
+    with suppress(OSError):  # a history file is optional
+        path.parent.mkdir(parents=True, exist_ok=True)
+        readline.write_history_file(path)
+        os.chmod(path, 0o600)
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """Turn off echo during an answer; the next prompt receives what is typed."""
+    import termios
+
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except (termios.error, ValueError):  # not a terminal, or closed
+        yield
+        return
+    quiet = before.copy()
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+def completions(line: str, words: Sequence[str]) -> list[str]:
+    """Return the completions of a line: a word, or after the first space a path.
+
+    Examples
+    --------
+    >>> completions("/re", ["/read", "/regen", "/save"])
+    ['/read ', '/regen ']
+    """
+    command, space, path = line.partition(" ")
+    if not space:
+        return [f"{word} " for word in words if line and word.startswith(line)]
+    if command not in words:
+        return []
+    found = sorted(glob.glob(glob.escape(os.path.expanduser(path)) + "*"))
+    return [f"{command} {name}{os.sep if os.path.isdir(name) else ''}" for name in found]
+
+
+def _nth(found: Sequence[str], n: int) -> str | None:
+    return found[n] if n < len(found) else None
+
+
+# ---- tables ----
+
+MAX_COLUMNS = 10_000  # columns of a pipe, wider than any table
+
+
+def show_table(table: Table, console: Console | None = None) -> None:
+    """Print a table with title and caption on separate lines.
+
+    In a pipe it is as wide as needed. In a terminal that is too narrow for its words, each cell gets its own line.
+
+    Examples
+    --------
+    >>> table = Table("model", "size", title="models", box=None)
+    >>> table.add_row("smollm2-135m", "93.81 MiB")
+    >>> show_table(table, Console(width=12, force_terminal=False))
+    models
+     model         size
+     smollm2-135m  93.81 MiB
+    """
+    console = console or Console()
+    title, caption, table.title, table.caption = table.title, table.caption, None, None
+    _line(console, title, "table.title")
+    for column in table.columns:
+        column.overflow = "fold"
+    if not console.is_terminal:
+        console = _pipe(console, table)
+    if _measured(table, console).minimum <= console.width:
+        console.print(table)
+    else:
+        for line in _records(table):
+            console.print(line, soft_wrap=True)
+    _line(console, caption, "table.caption")
+
+
+def _pipe(console: Console, table: Table) -> Console:
+    """Return a console as wide as a table needs."""
+    return Console(file=console.file, width=max(console.width, _measured(table, console).maximum), color_system=None)
+
+
+def _measured(table: Table, console: Console) -> Measurement:
+    """Return the table's width with one word per line, and with one cell per line."""
+    return Measurement.get(console, console.options.update(max_width=MAX_COLUMNS), table)
+
+
+def _line(console: Console, text: RenderableType | None, style: str) -> None:
+    if text:
+        console.print(text, style=style, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def _records(table: Table) -> Iterator[Text]:
+    """Yield the cells of each row as lines, with an empty line after each row."""
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    for row in rows:
+        for column, cell in zip(table.columns, row, strict=True):
+            value = cell if isinstance(cell, Text) else Text.from_markup(str(cell))
+            head = Text.from_markup(f"{column.header}: ") if column.header else Text()
+            if value:
+                yield head + value
+        yield Text()

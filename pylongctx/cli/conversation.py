@@ -1,19 +1,23 @@
 """A conversation with a model: its messages and the KV cache that holds them."""
 
-from collections.abc import Callable, Iterator, Mapping
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from pylongctx._cache_folder import cache_folder
 from pylongctx._units import bytes_text
-from pylongctx.cli.loops import is_loop
 from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, Window
 
 if TYPE_CHECKING:
     from pylongctx.engine.saved_state import LlamaState
     from pylongctx.llama import Llama
+
 
 LOOP_CHECK_TOKENS = 16  # tokens between two checks for a loop
 MESSAGES = "conversation"  # the key in a saved state's identity
@@ -271,3 +275,87 @@ class Conversation:
 def forgets(method: Method | None) -> bool:
     """Return True if the cache cannot be rewound because the method has evicted KV entries."""
     return method is not None and any(part.role == "rule" or isinstance(part, Window) for part in method.parts)
+
+
+# ---- conversations on disk ----
+
+FOLDER = "chats"  # in the cache folder
+MAX_FILES = 100  # files to keep
+
+Messages = list[dict[str, Any]]
+
+
+class Autosave:
+    """The file of one conversation.
+
+    Parameters
+    ----------
+    path : Path or None
+        The file of a conversation to continue; None: a new one.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+
+    def save(self, messages: Sequence[dict[str, Any]]) -> None:
+        """Write the messages to a file that only this user can read; OSError when that fails."""
+        folder = cache_folder() / FOLDER
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._path is None:
+            self._path = folder / f"{time.strftime('%Y-%m-%d %H.%M.%S')} {os.getpid()}.json"
+        new = self._path.with_suffix(".new")
+        with open(os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
+            json.dump({"messages": list(messages)}, file, ensure_ascii=False)
+        new.replace(self._path)
+        for old in sorted(folder.glob("*.json"))[:-MAX_FILES]:
+            old.unlink(missing_ok=True)
+
+
+def latest() -> tuple[Path, Messages]:
+    """Return the file of the most recent conversation, and its messages.
+
+    Raises
+    ------
+    ValueError
+        When there is none, or it cannot be read.
+    """
+    found = sorted((cache_folder() / FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise ValueError("there is no conversation to continue: chat saves one after its first answer")
+    try:
+        messages = json.loads(found[-1].read_text(encoding="utf-8"))["messages"]
+        if not all(isinstance(one["role"], str) and isinstance(one["content"], str) for one in messages):
+            raise TypeError
+    except (ValueError, KeyError, TypeError) as reason:
+        raise ValueError(f"the conversation in {found[-1]} is damaged; remove the file") from reason
+    return found[-1], messages
+
+
+# ---- loops ----
+
+MIN_TOKENS, MIN_TIMES = 64, 4  # minimum length of a loop
+MAX_PERIOD = 128  # tokens
+
+
+def is_loop(tokens: Sequence[int]) -> bool:
+    """Return True if an answer ends in a loop: one piece of tokens, repeated.
+
+    The piece has at most 128 tokens and is repeated at least four times, over at least 64 tokens.
+
+    Examples
+    --------
+    >>> is_loop([5, 6, 7] * 22)
+    True
+    >>> is_loop(list(range(66)))
+    False
+    """
+    n = len(tokens)
+    for period in range(1, MAX_PERIOD + 1):
+        span = max(MIN_TOKENS, MIN_TIMES * period)
+        if span > n:
+            return False
+        if tokens[n - 1] != tokens[n - 1 - period]:
+            continue
+        if all(tokens[i] == tokens[i - period] for i in range(n - 1, n - span + period - 1, -1)):
+            return True
+    return False

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _advise(args: argparse.Namespace) -> int:
-    from pylongctx._tables import show_table
+    from pylongctx.cli.console import show_table
     from pylongctx.cli.get import fetched
     from pylongctx.eval.advice import advise
 
@@ -110,7 +110,7 @@ def report() -> dict[str, Any]:
 def _library() -> dict[str, Any]:
     from pylongctx._arguments import has_gpu, why_no_gpu
     from pylongctx._lib import build_info, lib, library_path, text
-    from pylongctx.planning.devices import devices
+    from pylongctx.planning import devices
 
     return {
         "library": str(library_path()),
@@ -166,7 +166,7 @@ def _rows(key: str, value: Any) -> list[tuple[str, str]]:
 
 
 def _device(facts: dict[str, Any]) -> str:
-    from pylongctx.planning.devices import Device
+    from pylongctx.planning import Device
 
     device = Device(**facts)
     return f"{device.type}, {device.description}, {device.memory}"

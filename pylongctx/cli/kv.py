@@ -1,296 +1,223 @@
-"""The KV memory in ``pylongctx inspect``: kept keys, compression, sparsity."""
+"""``pylongctx kv``: list, verify and clean up a KV store."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
+from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from pylongctx._tables import show_table
-from pylongctx._units import bytes_text
-from pylongctx.cli.options import llama_arguments, model_path
-from pylongctx.files import read_file, without_note
-from pylongctx.methods import Method
+from pylongctx._units import age_text, bytes_text
+from pylongctx.cli.console import show_table
+from pylongctx.errors import LctxError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
+    from pylongctx.store.folder import Folder, StoredFile
 
-    from pylongctx.attention import Compression
-    from pylongctx.engine.usage import KVUsage
-    from pylongctx.eval.passkey import Prompt, Trial
-    from pylongctx.llama import Llama
+EPILOG = "A text is the stored prefix of a prompt, in blocks of 512 tokens. Texts share blocks of a common prefix."
+ACTIONS = {
+    "ls": "list the texts",
+    "rm": "remove texts, or entries that were not used for some days",
+    "verify": "read every file and remove damaged ones; status 1 if any is damaged or unreadable",
+    "stats": "show files and bytes of each model and method",
+}
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The KV entries that heads hold after a text; with a question, the text is the prompt and its answer."""
+def add_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("kv", description=__doc__, epilog=EPILOG)
+    parser.add_argument(
+        "action", choices=list(ACTIONS), help=", ".join(f"{name}: {help}" for name, help in ACTIONS.items())
+    )
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of --kv-store")
+    parser.add_argument("text", nargs="*", metavar="TEXT", help="rm: names shown by ls, or their first characters")
+    parser.add_argument("--no-words", action="store_true", help="ls: hide the first words and the names of texts")
+    parser.add_argument(
+        "--unused", type=float, metavar="DAYS", help="rm: remove entries that were not used for DAYS days"
+    )
+    parser.add_argument("--all", action="store_true", help="rm: remove everything")
+    parser.set_defaults(run=run)
 
-    model: str
-    method: str
-    held: NDArray[np.bool_]
-    usage: KVUsage
-    prompt: Prompt | None = None
-    trial: Trial | None = None
+
+def run(args: argparse.Namespace) -> int:
+    """Run the action; ValueError when the folder does not exist."""
+    if not Path(args.folder).is_dir():
+        raise ValueError(f"{args.folder} is not a folder")
+    if args.action != "rm" and (args.text or args.all or args.unused is not None):
+        raise ValueError(f"{args.action} takes only a folder")
+    if args.no_words and args.action != "ls":
+        raise ValueError(f"--no-words is for ls, not for {args.action}")
+    from pylongctx.store.folder import Folder
+
+    actions = {"ls": list_texts, "rm": remove, "verify": verify, "stats": show_stats}
+    return actions[args.action](Folder(args.folder, limit=2**63), args)
+
+
+# ---- the actions ----
+
+
+@dataclass
+class StoredBlock:
+    """The files of a block."""
+
+    name: str
+    about: dict[str, Any]
+    files: list[StoredFile] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """The tokens of a text up to the end of the block."""
+        return int(self.about["end"])
 
     @property
     def n_tokens(self) -> int:
-        """The number of evaluated tokens."""
-        return int(self.held.shape[-1])
+        """The tokens of the block."""
+        return self.end - int(self.about["first"])
 
     @property
-    def needle(self) -> NDArray[np.bool_]:
-        """Pass-key tokens held by each existing head, bool [n_head, n_needle]."""
-        start, stop = self.prompt.needle if self.prompt else (0, 0)
-        found: NDArray[np.bool_] = self.held[self.held.any(axis=-1)][:, start:stop]
-        return found
+    def n_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(file.n_bytes for file in self.files)
 
 
-def make_prompt(args: argparse.Namespace) -> Prompt:
-    """Return the requested question."""
-    from pylongctx.eval import passkey
-    from pylongctx.eval.haystack import load_haystack
-    from pylongctx.llama import Llama
-
-    haystack = load_haystack(args.haystack)
-    with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
-        return passkey.make_prompt(vocabulary.tokenize, haystack, args.length, args.trial, args.seed, args.separator)
-
-
-def _tokens(args: argparse.Namespace) -> list[int]:
-    """Return the tokens to prefill: the first ``--length`` tokens of the text, or a question's prompt."""
-    from pylongctx.llama import Llama
-
-    if not args.text:
-        return make_prompt(args).tokens
-    with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
-        tokens = vocabulary.tokenize(without_note(read_file(args.text)).encode())
-    if not 1 <= args.length <= len(tokens):
-        raise ValueError(f"--length must be from 1 to {len(tokens)}, the tokens of {args.text}, not {args.length}")
-    return tokens[: args.length]
+def list_texts(folder: Folder, args: argparse.Namespace) -> int:
+    """Print the texts of each model and method, most recently used first."""
+    blocks = _blocks(folder)
+    groups: dict[str, list[StoredBlock]] = defaultdict(list)
+    for block in sorted(_ends(blocks), key=lambda block: -_used(_text(blocks, block))):
+        groups[_of(block.about)].append(block)
+    if not groups:
+        Console().print("no texts")
+    for name, ends in sorted(groups.items()):
+        show_table(_texts(name, blocks, ends, not args.no_words))
+    return 0
 
 
-def _name(args: argparse.Namespace) -> str:
-    return Path(model_path(args)).name
+def _texts(name: str, blocks: dict[str, StoredBlock], ends: list[StoredBlock], with_words: bool) -> Table:
+    """Return the texts of one model and method."""
+    from pylongctx.store.layout import shown  # loads the library
 
-
-def write_picture(draw: Callable[[], Figure], stem: Path) -> None:
-    """Write the plot of ``draw`` as PNG and SVG and print their names; without matplotlib say how to install it."""
-    from pylongctx.attention import canvas
-
-    try:
-        figure = draw()
-    except ImportError as reason:
-        print(f"pylongctx: no map: {reason}", file=sys.stderr)
-        return
-    for path in canvas.save(figure, stem):
-        print(path)
-
-
-def write_json(path: str | None, facts: dict[str, Any]) -> None:
-    """Write the numbers to the ``--json`` file, if there is one."""
-    if path:
-        Path(path).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-
-# ---- kept keys ----
-
-
-def read_kept(llm: Llama, prompt: Prompt | None = None, trial: Trial | None = None) -> Kept:
-    """Return the KV entries that the heads hold now."""
-    from pylongctx.attention import held_map
-
-    return Kept(Path(llm.model_path).name, str(llm.method), held_map(llm), llm.kv_usage(), prompt, trial)
-
-
-def keep_text(args: argparse.Namespace, method: Method) -> Kept:
-    """Evaluate a text and return the KV entries that the heads hold after it."""
-    from pylongctx.llama import Llama
-
-    tokens = _tokens(args)
-    with Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)) as llm:
-        llm.eval(tokens)
-        return read_kept(llm)
-
-
-def show_kept(args: argparse.Namespace, kept: Kept) -> None:
-    """Print the table and write the map."""
-    from pylongctx.attention import kvmap
-
-    show_table(_kept_table(kept))
-    title = f"{kept.model}, {kept.n_tokens} tokens of {_source(args)}\n{kept.method}"
-    needle = kept.prompt.needle if kept.prompt else None
-    stem = f"kept-{Path(kept.model).stem}-{args.length}" + ("" if args.text else f"-{args.trial}")
-    write_picture(lambda: kvmap.draw_kept(kept.held, needle, title), Path(args.out) / stem)
-
-
-def _source(args: argparse.Namespace) -> str:
-    return Path(args.text).name if args.text else f"{Path(args.haystack).name}, trial {args.trial}"
-
-
-def kept_report(kept: Kept) -> dict[str, Any]:
-    """Return the numbers for JSON; for a question also whether the pass key is still held."""
-    usage = kept.usage
-    facts: dict[str, Any] = {
-        "model": kept.model,
-        "method": kept.method,
-        "n_evaluated": kept.n_tokens,
-        "rows": usage.rows.tolist(),
-        **usage.sizes(),
-        "ratio": usage.bytes / usage.full_bytes,
-        "row_share": _row_share(kept),
-    }
-    return facts | ({"needle": list(kept.prompt.needle), "needle_held": kept.needle.mean()} if kept.prompt else {})
-
-
-def _row_share(kept: Kept) -> float:
-    return float(kept.usage.rows.sum() / (int((kept.usage.rows > 0).sum()) * kept.n_tokens))
-
-
-def _kept_table(kept: Kept) -> Table:
-    usage = kept.usage
-    table = Table(title=f"keys held, {kept.model}, {kept.n_tokens} tokens", show_header=False)
-    table.add_row("method", escape(kept.method.replace(",", ", ")))
-    for layer, shown in enumerate(_by_head(usage.rows)):
-        table.add_row(f"layer {layer}" + (", KV entries per head" if not layer else ""), shown)
-    table.add_row("KV entries held / seen", f"{_row_share(kept):.2f}")
-    table.add_row("held", bytes_text(usage.bytes))
-    table.add_row("peak", bytes_text(usage.peak_bytes))
-    table.add_row("full cache", bytes_text(usage.full_bytes))
-    if usage.rest_bytes:
-        table.add_row("windows and states", bytes_text(usage.rest_bytes))
-    table.add_row("held / full", f"{usage.bytes / usage.full_bytes:.2f}")
-    if kept.trial:
-        _add_answer(table, kept, kept.trial)
+    table = Table(title=Text(name), box=None)
+    for head in ("text", "tokens", "size", "age", "used"):
+        table.add_column(head, justify="left" if head == "text" else "right", no_wrap=True)
+    for head in ("source", "begins") if with_words else ("source",):
+        table.add_column(head)
+    for block in ends:
+        text, now = _text(blocks, block), time.time()
+        size = bytes_text(sum(part.n_bytes for part in text))
+        times = (_age(now, block.about.get("written")), _age(now, _used(text)))
+        words = [Text(shown(str(block.about.get("words", "")))) for _ in range(with_words)]
+        table.add_row(block.name[:12], f"{block.end:,}", size, *times, Text(_source(block.about, with_words)), *words)
     return table
 
 
-def _by_head(rows: NDArray[np.int32]) -> list[str]:
-    """Return one line per layer with the numbers of its heads right-aligned; missing heads have none."""
-    width = len(str(rows.max()))
-    return [" ".join(f"{row or '-':>{width}}" for row in layer) for layer in rows.tolist()]
+def _age(now: float, then: Any) -> str:
+    return age_text(now - then) if isinstance(then, int | float) else "-"
 
 
-def _add_answer(table: Table, kept: Kept, trial: Trial) -> None:
-    needle = kept.needle
-    whole = int(needle.all(axis=1).sum())
-    table.add_row("pass key held", f"{_percent(float(needle.mean()))}, all of it by {whole} of {len(needle)} KV heads")
-    right = "right" if trial.strict else f"wrong, not {trial.key}"
-    table.add_row("answer", f"{escape(trial.answer.strip())}: {right}")
+def _source(about: dict[str, Any], with_name: bool) -> str:
+    """Return the source of a text: a prompt or a document, and for a server with several keys the user."""
+    from pylongctx.store.layout import shown
+
+    source = shown(str(about.get("source", "")))
+    source = source if with_name else source.split(" ")[0]
+    return f"{source}, user {shown(str(about['owner']))[:8]}" if about.get("owner") else source
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+def remove(folder: Folder, args: argparse.Namespace) -> int:
+    """Remove texts, or entries that were not used for some days."""
+    if not (args.text or args.all or args.unused is not None):
+        raise ValueError("name texts, or give --unused DAYS or --all")
+    blocks = _blocks(folder)
+    going: list[StoredFile] = folder.entries() if args.all else []
+    if args.unused is not None:
+        going += [file for file in folder.leaving() if file.used < time.time() - args.unused * 86400]
+    ends = _ends(blocks)
+    for name in args.text:
+        found = [block for block in ends if block.name.startswith(name)]
+        if len(found) != 1:
+            raise ValueError(f"{name!r} matches {len(found)} texts, not one: give more characters")
+        shared = {part.name for end in ends if end is not found[0] for part in _text(blocks, end)}
+        going += [file for part in _text(blocks, found[0]) if part.name not in shared for file in part.files]
+    removed = {file.path: file.n_bytes for file in going}
+    for path in removed:
+        path.unlink(missing_ok=True)
+    Console().print(f"removed {len(removed)} files, {bytes_text(sum(removed.values()))}")
+    return 0
 
 
-# ---- compression ----
+def verify(folder: Folder, args: argparse.Namespace) -> int:
+    """Read every file and remove damaged ones; returns 1 if any is damaged or unreadable."""
+    entries, unread = folder.entries(), []
+    n_damaged = 0
+    for entry in entries:
+        try:
+            n_damaged += folder.load(entry.path) is None and not entry.path.exists()
+        except (OSError, MemoryError) as reason:
+            unread.append(f"{entry.path.name}: {str(reason) or 'no memory'}")
+    Console().print(f"{len(entries)} files, {n_damaged} damaged and removed, {len(unread)} unreadable")
+    for text in unread:
+        Console().print(text, markup=False, soft_wrap=True)
+    return 1 if n_damaged or unread else 0
 
 
-def _spread(first: int, last: int, n: int) -> NDArray[np.int64]:
-    """Return up to ``n`` different, evenly spaced numbers, including the first and the last one."""
-    import numpy as np
-
-    return np.unique(np.linspace(first, last, n).astype(np.int64))
-
-
-def show_compression(args: argparse.Namespace, methods: list[Method]) -> None:
-    """Run every method once, print the bytes held at several lengths, write the plot."""
-    from pylongctx.attention import kvmap
-
-    tokens = _tokens(args)
-    lengths = _spread(0, len(tokens), args.samples + 1)[1:]
-    runs = dict(_compress(args, method, tokens, lengths) for method in methods)
-    for name, run in runs.items():
-        show_table(_compression_table(args, name, run))
-    write_json(args.json, {name: _compression_report(run) for name, run in runs.items()})
-    title = f"{_name(args)}, {len(tokens)} tokens of {_source(args)}"
-    stem = f"compression-{Path(_name(args)).stem}-{args.length}"
-    write_picture(lambda: kvmap.draw_compression(runs, title), Path(args.out) / stem)
+def show_stats(folder: Folder, args: argparse.Namespace) -> int:
+    """Print files and bytes of each model and method."""
+    groups: dict[str, list[StoredBlock]] = defaultdict(list)
+    for block in _blocks(folder).values():
+        groups[_of(block.about)].append(block)
+    table = Table()
+    for head in ("of", "blocks", "tokens", "size"):
+        table.add_column(head, justify="left" if head == "of" else "right")
+    for name, blocks in sorted(groups.items()):
+        size = bytes_text(sum(block.n_bytes for block in blocks))
+        table.add_row(Text(name), str(len(blocks)), f"{sum(block.n_tokens for block in blocks):,}", size)
+    show_table(table)
+    return 0
 
 
-def _compress(
-    args: argparse.Namespace, method: Method, tokens: list[int], lengths: NDArray[np.int64]
-) -> tuple[str, Compression]:
-    from pylongctx.attention import compression
-    from pylongctx.llama import Llama
+def _blocks(folder: Folder) -> dict[str, StoredBlock]:
+    """Return the blocks by name; other files are skipped."""
+    from pylongctx.engine.saved_state import read_identity  # loads the library
 
-    with Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)) as llm:
-        return str(llm.method), compression(llm, tokens, lengths)
-
-
-def _compression_table(args: argparse.Namespace, name: str, run: Compression) -> Table:
-    table = Table(title=f"KV memory, {_name(args)}, {escape(name.replace(',', ', '))}")
-    for column in ("tokens", "held", "peak", "full", "held/full", "peak/full", "KV entries held"):
-        table.add_column(column, justify="right")
-    columns = zip(run.lengths, run.bytes, run.peak_bytes, run.full_bytes, strict=True)
-    ratios = zip(run.ratio, run.peak_ratio, run.row_share, strict=True)
-    for (length, *sizes), row in zip(columns, ratios, strict=True):
-        table.add_row(str(length), *map(bytes_text, sizes), *(f"{value:.2f}" for value in row))
-    return table
+    blocks: dict[str, StoredBlock] = {}
+    for entry in folder.entries():
+        try:
+            about = read_identity(entry.path)
+        except (LctxError, OSError, MemoryError):
+            continue  # verify reports the reason
+        if all(isinstance(about.get(key), kind) for key, kind in (("first", int), ("end", int), ("before", str))):
+            blocks.setdefault(entry.name, StoredBlock(entry.name, about)).files.append(entry)
+    return blocks
 
 
-def _compression_report(run: Compression) -> dict[str, Any]:
-    names = ("lengths", "bytes", "peak_bytes", "full_bytes", "ratio", "peak_ratio", "row_share")
-    return {name: getattr(run, name).tolist() for name in names}
+def _ends(blocks: dict[str, StoredBlock]) -> list[StoredBlock]:
+    """Return the last blocks of texts, which no other block follows."""
+    before = {block.about["before"] for block in blocks.values()}
+    return [block for block in blocks.values() if block.name not in before]
 
 
-# ---- sparsity ----
+def _text(blocks: dict[str, StoredBlock], end: StoredBlock) -> list[StoredBlock]:
+    """Return a block and its predecessors, as far as they exist."""
+    text = [end]
+    while (before := blocks.get(text[-1].about["before"])) is not None and before.end < text[-1].end:
+        text.append(before)
+    return text
 
 
-def show_sparsity(args: argparse.Namespace, method: Method) -> None:
-    """Measure the fraction of keys that is important to queries of the text's second half; print and draw it."""
-    from pylongctx.attention import kvmap
-
-    tokens = _tokens(args)
-    positions = _spread(len(tokens) // 2, len(tokens) - 1, args.samples)
-    shares = _measure(args, method, tokens, positions)
-    mean = shares.mean(axis=0)
-    show_table(_sparsity_table(args, mean, positions))
-    facts = {"model": _name(args), "method": str(method), "positions": positions.tolist()}
-    write_json(args.json, facts | {"important": [[_known(x) for x in layer] for layer in mean.tolist()]})
-    title = f"{_name(args)}, {method}, {len(positions)} queries at {positions[0]} to {positions[-1]} of {_source(args)}"
-    stem = f"sparsity-{Path(_name(args)).stem}-{args.length}"
-    write_picture(lambda: kvmap.draw_sparsity(mean, f"{title}\n{IMPORTANT}"), Path(args.out) / stem)
+def _used(blocks: Iterable[StoredBlock]) -> float:
+    return max(file.used for block in blocks for file in block.files)
 
 
-IMPORTANT = "important: weight at least 1 / keys read, for some query head of the KV head"
+def _of(about: dict[str, Any]) -> str:
+    from pylongctx.store.layout import line
 
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _measure(
-    args: argparse.Namespace, method: Method, tokens: list[int], positions: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    from pylongctx.attention import observer, sparsity
-    from pylongctx.llama import Llama
-
-    watched = observer(method, args.length)
-    with Llama(model_path(args), n_ctx=args.length, method=watched, **llama_arguments(args)) as llm:
-        return sparsity(llm, tokens, positions)
-
-
-def _sparsity_table(args: argparse.Namespace, mean: NDArray[np.float64], positions: NDArray[np.int64]) -> Table:
-    table = Table(
-        title=f"important keys in percent, {_name(args)}",
-        caption=f"{IMPORTANT}; mean of {len(positions)} queries at {positions[0]} to {positions[-1]}",
-    )
-    table.add_column("layer", justify="right")
-    table.add_column("mean", justify="right")
-    table.add_column("each KV head")
-    for layer, row in enumerate(100 * mean):
-        heads = " ".join("   -" if math.isnan(value) else f"{value:4.1f}" for value in row)
-        known = [value for value in row if not math.isnan(value)]
-        table.add_row(str(layer), f"{fmean(known):.1f}" if known else "-", heads)
-    return table
+    types = f"{about.get('type_k')}/{about.get('type_v')}"
+    return line(f"{about.get('model')}, {about.get('method') or 'llama.cpp'}, {types}")

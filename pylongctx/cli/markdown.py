@@ -1,8 +1,13 @@
-"""Streaming Markdown in a terminal: a block is plain text until it is complete, then it is rendered."""
+"""Markdown of an answer that is streamed to a terminal.
+
+A block is plain text until it is complete, then rich renders it. ``rich.live`` cannot keep text that is higher than the
+screen.
+"""
 
 import re
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
@@ -11,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import Heading, Markdown
 from rich.syntax import Syntax
 
-from pylongctx.cli.wrap import Wrapper
+from pylongctx.cli.console import CONTROLS, THOUGHTS, Output, Wrapper
 
 FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$")
 HEADING = re.compile(r"#{1,6}\s")
@@ -183,3 +188,28 @@ class MarkdownWriter:
         with self._console.capture() as capture:
             self._console.print(line, end="", soft_wrap=True, highlight=False)
         return capture.get()
+
+
+class AnswerOutput(Output):
+    """An output whose answers are rendered as Markdown on a terminal, unless ``markdown`` is false."""
+
+    def __init__(self, color: bool | None, markdown: bool = True) -> None:
+        super().__init__(color)
+        self._markdown = markdown and self.is_terminal and not self.answers.is_dumb_terminal
+
+    def answer(self, pieces: Iterable[tuple[str, str]]) -> bool:
+        """Stream an answer of (kind, text) pairs; returns whether there was any text."""
+        writer, last = MarkdownWriter(sys.stdout.write, self.answers), None
+        try:
+            for kind, text in pieces:
+                self.write("\n\n" if last == THOUGHTS != kind else "")
+                if self._markdown and kind != THOUGHTS:
+                    writer.feed(text.translate(CONTROLS))
+                    sys.stdout.flush()
+                else:
+                    self.write(text, dim=kind == THOUGHTS)
+                last = kind
+        finally:
+            writer.finish()
+            self.write("\n" if last else "")
+        return last is not None

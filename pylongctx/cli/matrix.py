@@ -8,25 +8,25 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from pylongctx._free import available_cpus
-from pylongctx._tables import show_table
 from pylongctx.cli.arguments import pair, reported
-from pylongctx.cli.estimate import estimates
-from pylongctx.cli.eval.common import PARALLEL, int_list
+from pylongctx.cli.console import show_table
+from pylongctx.cli.eval_cells import PARALLEL, CellProgress, Cells, Refusal, int_list, make_all
 from pylongctx.cli.get import fetched
-from pylongctx.cli.method import add_methods
-from pylongctx.cli.progress import CellProgress, Cells, Refusal, make_all
+from pylongctx.cli.options import add_methods
 
 if TYPE_CHECKING:
-    from pylongctx.eval.executors import Executor
+    from pylongctx.cli.eval_cells import Cells
+    from pylongctx.eval.executors import Executor, Unit
     from pylongctx.eval.matrix import Matrix
     from pylongctx.eval.runner import Cell, Results
+
 
 AUTO = "auto"
 
@@ -196,3 +196,72 @@ def show(results: Results, cells: Sequence[Cell], failed: Sequence[Refusal]) -> 
             f"failed: {cell.task.name}, {label_of(cell)} at {cell.length}: {reason}", markup=False, soft_wrap=True
         )
     return int(bool(failed))
+
+
+# ---- the command report ----
+
+
+def add_report_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("report", description=__doc__)
+    parser.add_argument(
+        "folder", metavar="DIR", help="the --out folder of pylongctx matrix, or a folder of --json files"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="output file report.md or report.html; both are written (DIR/report)"
+    )
+    parser.add_argument("--no-pictures", action="store_true", help="write tables only")
+    parser.set_defaults(run=run_report)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """Write the report and print the names of its files."""
+    from pylongctx.eval.report import write_report
+
+    for path in write_report(args.folder, args.out, draw=not args.no_pictures):
+        print(path)
+    return 0
+
+
+# ---- how long it takes ----
+
+TRIED = 512  # tokens of the prefill that measures the speed
+
+
+def estimates(cells: Cells, results: Results) -> Iterator[str]:
+    """Yield a line per model: samples and tokens left, and the hours they take."""
+    from pylongctx.eval.executors import units_of
+
+    for model in dict.fromkeys(cell.model for cell, _ in cells):
+        here = [(cell, samples) for cell, samples in cells if cell.model == model]
+        units = [unit for cell, samples in here for unit in units_of(cell, samples, results.records)]
+        n_left, n_all = sum(len(unit.todo) for unit in units), sum(len(samples) for _, samples in here)
+        line = f"{Path(model).name}: {n_left} of {n_all} samples are left"
+        if n_left:
+            n_tokens, speed = sum(map(_tokens, units)), _speed(model)
+            hours = n_tokens / speed / 3600
+            line += (
+                f", with at most {n_tokens} tokens to prefill: about {hours:.1f} hours at {speed:.0f} tokens/s, "
+                f"the speed of the first {TRIED} tokens with full attention on {available_cpus()} cores; "
+                "it drops as the context grows"
+            )
+        yield line
+
+
+def _tokens(unit: Unit) -> int:
+    """Return an upper bound of the tokens of a unit; a shared text counts once, and its replay as prefills."""
+    from pylongctx.engine.compress import compression_prefills
+    from pylongctx.methods import named
+
+    cell, n_texts = unit.cell, 1 if unit.cell.reads_once else len(unit.todo)
+    method = named(cell.method)
+    n_replays = compression_prefills(method) if method is not None and cell.compress < 1 else 0.0
+    return round(cell.length * n_texts * (1 + n_replays))
+
+
+def _speed(model: str) -> float:
+    from pylongctx.eval.advice import prefill_seconds, sample_tokens
+    from pylongctx.llama import Llama
+
+    with Llama(model, method="full", n_ctx=2 * TRIED, verbose=False) as llm:
+        return TRIED / prefill_seconds(llm, sample_tokens(llm, TRIED))

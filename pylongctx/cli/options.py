@@ -1,34 +1,43 @@
-"""Options that several commands share, spelled as llama.cpp spells them."""
+"""Options of models that several commands share, spelled as llama.cpp spells them, and the model that they open."""
 
 import argparse
-from collections.abc import Callable
+import csv
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from pylongctx import __version__
-from pylongctx._enums import AUTO_LAYERS, EVICT_MIDDLE, LOAD_MODES, OVERFLOWS, SPLIT_MODES
+from pylongctx._enums import AUTO_LAYERS, EVICT_MIDDLE, LOAD_MODES, OVERFLOWS, ROPE_SCALINGS, SPLIT_MODES
 from pylongctx._log import LOG
 from pylongctx.catalog import find
 from pylongctx.cli.arguments import (
+    ON,
     FromEnvironment,
     Options,
+    flash_attention,
     integer,
+    layers,
+    mib,
     number,
+    one,
     one_of,
+    rope_scaling,
+    shares,
+    split_mode,
+    staged_mib,
     switched,
     with_origins,
 )
-from pylongctx.cli.drafts import add_draft_options, draft_model, own_draft
+from pylongctx.cli.generation import add_draft_options, draft_model, own_draft
 from pylongctx.cli.get import fetched
-from pylongctx.cli.method import add_method_options, chosen_method
-from pylongctx.cli.overrides import add_override_options, add_tensor_options, override_arguments
-from pylongctx.cli.refused import refuse_options
-from pylongctx.cli.rope import add_rope_options
-from pylongctx.cli.values import ON, flash_attention, layers, mib, shares, split_mode, staged_mib
+from pylongctx.model_files.overrides import EXPERTS, first_layers
 from pylongctx.models import embedded_model
 
 if TYPE_CHECKING:
     from pylongctx.llama import Llama
+    from pylongctx.methods import Method
 
 
 class _Adaptable(Protocol):
@@ -40,37 +49,18 @@ Adaptable = TypeVar("Adaptable", bound=_Adaptable)
 
 # keywords of Llama whose value is that of an option, unchanged
 PLAIN = {
-    "n_ctx": "ctx_size",
-    "n_threads": "threads",
-    "n_threads_batch": "threads_batch",
-    "n_batch": "batch_size",
-    "n_ubatch": "ubatch_size",
-    "type_k": "cache_type_k",
-    "type_v": "cache_type_v",
-    "n_gpu_layers": "gpu_layers",
-    "rpc_servers": "rpc",
-    "tensor_split": "tensor_split",
-    "split_mode": "split_mode",
-    "main_gpu": "main_gpu",
-    "rope_scaling_type": "rope_scaling",
-    "rope_freq_base": "rope_freq_base",
-    "rope_freq_scale": "rope_freq_scale",
-    "yarn_orig_ctx": "yarn_orig_ctx",
-    "yarn_ext_factor": "yarn_ext_factor",
-    "yarn_attn_factor": "yarn_attn_factor",
-    "yarn_beta_slow": "yarn_beta_slow",
-    "yarn_beta_fast": "yarn_beta_fast",
-    "offload_kqv": "kvo",
-    "op_offload": "op_offload",
-    "overflow": "overflow",
-    "kv_limit": "kv_limit",
-    "kv_store": "kv_store",
-    "kv_store_limit": "kv_store_limit",
-    "kv_store_words": "kv_store_words",
-    "preflight": "preflight",
-    "swa_full": "swa_full",
-    "deterministic": "deterministic",
-    "verbose": "verbose",
+    **{"n_ctx": "ctx_size", "n_threads": "threads", "n_threads_batch": "threads_batch", "n_batch": "batch_size"},
+    **{"n_ubatch": "ubatch_size", "type_k": "cache_type_k", "type_v": "cache_type_v", "n_gpu_layers": "gpu_layers"},
+    **{"rpc_servers": "rpc", "rope_scaling_type": "rope_scaling", "offload_kqv": "kvo"},
+    **{
+        name: name
+        for name in (
+            *("tensor_split", "split_mode", "main_gpu", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
+            *("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast", "op_offload", "overflow"),
+            *("kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "preflight", "swa_full", "deterministic"),
+            "verbose",
+        )
+    },
 }
 VERBOSE = 4  # llama.cpp's verbosity that -v corresponds to
 MODEL = "GGUF file, or a name that pylongctx get lists (the embedded model)"
@@ -125,7 +115,7 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
     _add_all_devices(Options(parser, "devices"))
     add_rope_options(Options(parser, "positions"), extended=True)
     add_draft_options(parser)
-    refuse_options(Options(parser))
+    add_foreign_options(Options(parser))
 
 
 def _add_long_context(options: Options) -> None:
@@ -387,9 +377,302 @@ def _loras(args: argparse.Namespace) -> list[tuple[str, float]]:
     return plain
 
 
-def one(args: argparse.Namespace, *names: str) -> Any:
-    """Return the value of the one option that was given; ValueError when several were."""
-    given = [name for name in names if getattr(args, name, None) is not None]
-    if len(given) > 1:
-        raise ValueError(f"give one of {' and '.join('--' + name.replace('_', '-') for name in given)}")
-    return getattr(args, given[0]) if given else None
+# ---- the method ----
+
+METHOD_VARIABLE = "LCTX_METHOD"
+AUTO = "auto"  # full attention where pylongctx's KV cache supports the model, else none
+
+# option: its method, and the parameter of that method
+BELONGS = {
+    "grp_attn_n": ("selfextend", "group_size"),
+    "grp_attn_w": ("selfextend", "neighbor_window"),
+    "chunk_size": ("longheads", "chunk_size"),
+    "attn_window": ("longheads", "window"),
+}
+
+
+def add_method_options(options: Options) -> None:
+    """Add the method, its sizes and its memory limit, see ``chosen_method``."""
+    add = options.add
+    add("--method", metavar="M", env=METHOD_VARIABLE, help="method for long contexts: longheads+corm, none, ... (auto)")
+    add("-gan", "--grp-attn-n", parse=integer, env="LLAMA_ARG_GRP_ATTN_N", help="SelfExtend's group_size")
+    add("-gaw", "--grp-attn-w", parse=integer, env="LLAMA_ARG_GRP_ATTN_W", help="SelfExtend's neighbor_window")
+    add("--chunk-size", parse=integer, help="LongHeads' chunk_size")
+    add("--attn-window", parse=integer, help="LongHeads' window")
+    add("--kv-limit", parse=mib, metavar="MIB", help="limit of the KV cache in MiB")
+
+
+def add_methods(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add the methods of a command that compares several."""
+    parser.add_argument("--method", action="append", metavar="M", help=help)
+    help = "several methods at once"
+    parser.add_argument("--methods", dest="method", action="extend", type=method_list, metavar="M,M", help=help)
+
+
+def method_list(text: str) -> list[str]:
+    """Return the methods of ``"full,window,n_sink=4"``: a part with ``=`` is an option of the method before it."""
+    found: list[str] = []
+    for part in text.split(","):
+        if "=" in part.partition("+")[0] and found:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
+def read_method(spec: str) -> "Method | str | None":
+    """Return the method of a string; None means llama.cpp's own KV cache, AUTO chooses by model."""
+    from pylongctx.methods import named
+
+    return AUTO if spec == AUTO else named(spec)
+
+
+def name_of(method: "Method | None") -> str:
+    """Return the string of a method."""
+    from pylongctx.methods import NONE
+
+    return NONE if method is None else str(method)
+
+
+def short_name(method: "Method | None") -> str:
+    """Return the names of a method's parts, without their options."""
+    return "+".join(part.name for part in method.parts) if method else name_of(None)
+
+
+def chosen_method(args: argparse.Namespace) -> "Method | str | None":
+    """Return the requested method, see ``read_method``.
+
+    Raises
+    ------
+    ValueError
+        When an option belongs to another method than the requested one.
+    """
+    given = {name: value for name in BELONGS if (value := getattr(args, name)) is not None}
+    owners = sorted({BELONGS[name][0] for name in given})
+    if len(owners) > 1:
+        raise ValueError(f"{_spelled(given)} belong to different methods, {' and '.join(owners)}: choose one")
+    spec = args.method or (owners[0] if owners else AUTO)
+    method = read_method(spec)
+    if not given:
+        return method
+    owner = owners[0]
+    if method is None or isinstance(method, str) or owner not in [part.name for part in method.parts]:
+        raise ValueError(f"{_spelled(given)} belong to {owner}, not to method {spec}: leave out one of them")
+    values: dict[str, Any] = {BELONGS[name][1]: value for name, value in given.items()}
+    parts = [_with(part, values) if part.name == owner else part for part in method.parts]
+    base, *rules = parts
+    return base + rules[0] if rules else base
+
+
+def with_method(args: argparse.Namespace, spec: str) -> argparse.Namespace:
+    """Return the arguments with another method, without the sizes that were given for the first one."""
+    return argparse.Namespace(**vars(args) | dict.fromkeys(BELONGS) | {"method": spec})
+
+
+def _with(method: "Method", values: dict[str, Any]) -> "Method":
+    for name, value in values.items():
+        if getattr(method, name) not in (None, value):
+            raise ValueError(f"{name} of {method.name} is given twice: {getattr(method, name)} and {value}")
+    return replace(method, **values)
+
+
+def _spelled(given: dict[str, Any]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in given)
+
+
+# ---- rotary positions ----
+
+YARN = {
+    "ext-factor": "extrapolation mix factor",
+    "attn-factor": "attention magnitude factor",
+    "beta-slow": "high correction dim, or alpha",
+    "beta-fast": "low correction dim, or beta",
+}
+
+
+def add_rope_options(options: Options, extended: bool = False) -> None:
+    """Add base and scale of RoPE; if ``extended``, also its kind and YaRN's numbers."""
+    add = options.add
+    add("--rope-freq-base", parse=number, metavar="X", env="LLAMA_ARG_ROPE_FREQ_BASE", help="RoPE base (the model's)")
+    add(
+        "--rope-freq-scale", parse=number, metavar="X", env="LLAMA_ARG_ROPE_FREQ_SCALE", help="RoPE scale (the model's)"
+    )
+    if not extended:
+        return
+    names = f"{{{','.join(ROPE_SCALINGS)}}}"
+    add(
+        "--rope-scaling",
+        parse=rope_scaling,
+        metavar=names,
+        env="LLAMA_ARG_ROPE_SCALING_TYPE",
+        help="RoPE scaling (the model's)",
+    )
+    add("--rope-scale", parse=number, metavar="X", env="LLAMA_ARG_ROPE_SCALE", help="1 / --rope-freq-scale")
+    add("--yarn-orig-ctx", parse=integer, env="LLAMA_ARG_YARN_ORIG_CTX", help="trained context (the model's)")
+    for name, meaning in YARN.items():
+        option, variable = f"--yarn-{name}", "LLAMA_ARG_YARN_" + name.upper().replace("-", "_")
+        add(option, parse=number, metavar="X", env=variable, help=f"YaRN's {meaning}")
+
+
+# ---- metadata and the placement of tensors ----
+
+TENSOR_VARIABLE = "LLAMA_ARG_OVERRIDE_TENSOR"
+MAX_LAYERS = 512
+DENSE = r"\.ffn_(up|down|gate)\."
+TRUTHS = {"true": True, "false": False}
+TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": TRUTHS.__getitem__, "str": str}
+
+
+def add_override_options(options: Options) -> None:
+    """Add the options, see ``override_arguments``."""
+    help = "override metadata of the file; TYPE is int, float, bool or str"
+    options.several("--override-kv", parse=_pairs, metavar="KEY=TYPE:VALUE,...", help=help)
+
+
+def add_tensor_options(options: Options) -> None:
+    """Add the placement of tensors, see ``override_arguments``."""
+    help = "buffer types, such as CPU, for tensors whose names match regular expressions"
+    tensors, metavar = ("-ot", "--override-tensor"), "PATTERN=TYPE,..."
+    options.several(*tensors, parse=_buffers, metavar=metavar, env=TENSOR_VARIABLE, help=help)
+    env = "LLAMA_ARG_CPU_MOE"
+    options.switch("-cmoe", "--cpu-moe", env=env, help="keep the experts of all layers in host memory")
+    help = "keep the experts of the first N layers in host memory"
+    options.add("-ncmoe", "--n-cpu-moe", parse=_layers, env="LLAMA_ARG_N_CPU_MOE", help=help)
+    help = "keep the dense feed-forward weights of the first N layers in host memory"
+    options.add("-ncffn", "--n-cpu-ffn", parse=_layers, env="LLAMA_ARG_N_CPU_FFN", help=help)
+
+
+def override_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the keyword arguments of Llama that were given."""
+    metadata = {key: value for pairs in getattr(args, "override_kv", None) or () for key, value in pairs}
+    given = getattr(args, "override_tensor", None)
+    if given is None and hasattr(args, "override_tensor") and (text := os.environ.get(TENSOR_VARIABLE)):
+        given = [_buffers(text)]
+    tensors = {pattern: kind for pairs in given or () for pattern, kind in pairs}
+    if getattr(args, "cpu_moe", None):
+        tensors[EXPERTS] = "CPU"
+    for name, pattern in (("n_cpu_moe", EXPERTS), ("n_cpu_ffn", DENSE)):
+        if n := getattr(args, name, None):
+            tensors[first_layers(n, pattern)] = "CPU"
+    both = {"kv_overrides": metadata, "override_tensor": tensors}
+    return {name: found for name, found in both.items() if found}
+
+
+def _items(text: str) -> list[str]:
+    """Return the parts between commas; a part with a comma is quoted, as in CSV."""
+    return next(csv.reader([text]), [])
+
+
+def _pairs(text: str) -> list[tuple[str, Any]]:
+    return [_pair(item) for item in _items(text)]
+
+
+def _pair(item: str) -> tuple[str, Any]:
+    key, _, typed = item.partition("=")
+    kind, colon, value = typed.partition(":")
+    if not (key and colon and kind in TYPES):
+        raise ValueError(f"{item!r} is not KEY=TYPE:VALUE, where TYPE is {', '.join(TYPES)}")
+    try:
+        return key, TYPES[kind](value)
+    except (ValueError, KeyError):
+        raise ValueError(f"{value!r}, the value of {key}, is not a valid {kind}") from None
+
+
+def _buffers(text: str) -> list[tuple[str, str]]:
+    return list(_buffer_pairs(text))
+
+
+def _buffer_pairs(text: str) -> Iterator[tuple[str, str]]:
+    for item in text.split(","):
+        pattern, equals, kind = item.rpartition("=")
+        if not (pattern and equals and kind):
+            raise ValueError(f"{item!r} is not PATTERN=TYPE, such as blk\\.0\\.=CPU")
+        yield pattern, kind
+
+
+def _layers(text: str) -> int:
+    n = integer(text)
+    if not 0 <= n <= MAX_LAYERS:
+        raise ValueError(f"{n} layers: the number must be from 0 to {MAX_LAYERS}")
+    return n
+
+
+# ---- options of llama.cpp that are not supported ----
+
+
+class Refused(NamedTuple):
+    """An option: its names, the reason, its variable, and the values that request the existing behavior."""
+
+    names: str
+    reason: str
+    variable: str | None = None
+    but: tuple[str, ...] = ()
+
+
+# those whose users need to know what to use instead; any other is an unknown option
+REFUSED = (
+    Refused(
+        "--keep",
+        "use --overflow evict_middle, which keeps the first tokens of a text, or n_keep in /completion of the server",
+        but=("0",),
+    ),
+    Refused("-mm --mmproj", "only text input is supported", "LLAMA_ARG_MMPROJ"),
+    Refused("-dev --device", "choose devices with CUDA_VISIBLE_DEVICES, -ts, -sm and -mg", "LLAMA_ARG_DEVICE"),
+    Refused("--control-vector", "control vectors are not supported; LoRA adapters are: --lora"),
+    Refused("-cnv --conversation -i --interactive", "use pylongctx chat for conversations"),
+    Refused(
+        "-kvu --kv-unified",
+        "each of the -np sequences has -c tokens and allocates pages as it grows; --kv-limit bounds their sum",
+        "LLAMA_ARG_KV_UNIFIED",
+    ),
+    Refused(
+        "-cram --cache-ram",
+        "--kv-store keeps cached prefixes on disk; idle sequences keep their KV cache",
+        "LLAMA_ARG_CACHE_RAM",
+        ("0",),
+    ),
+)
+REFUSED_BY_SERVER = (
+    Refused(
+        "--cache-reuse",
+        "KV entries computed after another prefix are reused only on request: documents with "
+        "--method full,spans=N, or --overflow evict_middle",
+        "LLAMA_ARG_CACHE_REUSE",
+        ("0",),
+    ),
+    Refused(
+        "--reasoning-budget",
+        "reasoning is not counted separately: -n bounds the answer; for 0 use --reasoning off",
+        "LLAMA_ARG_THINK_BUDGET",
+        ("-1",),
+    ),
+    Refused("--tools", "the chat page has no tools; clients send tools in requests", "LLAMA_ARG_TOOLS"),
+)
+# options with the value that requests what pylongctx always does
+FIXED = {"--cpu-strict": "0", "--cpu-strict-batch": "0", "--prio": "0", "--prio-batch": "0", "--poll": "0"}
+FIXED |= {"--poll-batch": "0", "-lzm --lazy-mode": "auto", "--log-colors": "off"}
+FIXED_OF_SERVER = {"--embd-normalize": "2", "--sleep-idle-seconds": "-1"}
+# switches that request what pylongctx always does
+ACCEPTED = (
+    *("--no-warmup", "--no-perf", "--log-disable", "--simple-io", "--repack", "--no-mmproj", "--no-mmproj-auto"),
+    *("--no-mmproj-offload", "--no-log-jsonl", "--no-log-prefix", "--no-log-timestamps", "-no-kvu", "--no-kv-unified"),
+    *("--no-cache-idle-slots", "--no-spec-draft-backend-sampling"),
+)
+ACCEPTED_BY_SERVER = (
+    *("--metrics", "--props", "-cb", "--cont-batching", "--no-cors-credentials", "--no-ui-mcp-proxy"),
+    *("--no-webui-mcp-proxy", "-no-ag", "--no-agent", "--reasoning-preserve", "--no-skip-chat-parsing"),
+)
+# options with a value that have no effect in llama.cpp either
+WITHOUT_EFFECT = ("-dt", "--defrag-thold")
+
+
+def add_foreign_options(options: Options, server: bool = False) -> None:
+    """Accept options that request the existing behavior, and refuse some others with a reason; ``server``: its own."""
+    for names, reason, variable, but in REFUSED_BY_SERVER if server else REFUSED:
+        options.refuse(*names.split(), env=variable, reason=reason, but=but)
+    for names, value in (FIXED_OF_SERVER if server else FIXED).items():
+        options.refuse(*names.split(), reason=f"{value} is what pylongctx does", but=(value,))
+    for name in ACCEPTED_BY_SERVER if server else ACCEPTED:
+        options.accept(name)
+    if not server:
+        options.accept(*WITHOUT_EFFECT, value=True)

@@ -1,22 +1,26 @@
 """``pylongctx serve``: an OpenAI-compatible server for one model."""
 
 import argparse
+import ipaddress
 import os
+import signal
+import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pylongctx._log import LOG
-from pylongctx.cli.arguments import Options, file_text, integer, number, one_of
-from pylongctx.cli.options import add_llama_options, advised_sampling, model_path, open_model
-from pylongctx.cli.refused import refuse_server_options
-from pylongctx.cli.router import add_router_options, model_words, run_router, run_supervised
-from pylongctx.cli.sampling import add_sampling_options, add_template_options, sampling_arguments, template_arguments
-from pylongctx.cli.web import add_web_options, web_settings
+from pylongctx.cli.arguments import FromEnvironment, Options, file_text, integer, number, one_of
+from pylongctx.cli.generation import add_sampling_options, add_template_options, sampling_arguments, template_arguments
+from pylongctx.cli.options import add_foreign_options, add_llama_options, advised_sampling, model_path, open_model
 
 if TYPE_CHECKING:
     from pylongctx.llama import Llama
+    from pylongctx.planning import Device
+    from pylongctx.serve.router import Router
     from pylongctx.serve.service import Settings
+
 
 HOST, PORT, PARALLEL = "127.0.0.1", 8080, 4
 EPILOG = f"Clients: OpenAI(base_url='http://{HOST}:{PORT}/v1', api_key='none'), or a browser at http://{HOST}:{PORT}/."
@@ -49,7 +53,7 @@ def add_parser(commands: Any) -> None:
     _add_routes(options)
     _add_answers(options)
     add_web_options(options)
-    refuse_server_options(options)
+    add_foreign_options(options, server=True)
     add_llama_options(parser)
     add_template_options(parser)
     add_sampling_options(parser)
@@ -128,11 +132,11 @@ def _add_answers(options: Options) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the model and serve it until Ctrl-C or SIGTERM."""
     try:
-        from pylongctx.parallel.host import Host
+        from pylongctx.parallel import Host
         from pylongctx.serve.server import announce, inherited, listen, serve, share_heaps
         from pylongctx.serve.service import Service
     except ModuleNotFoundError as reason:
-        raise ImportError(f"the server needs more packages ({reason}): pip install pylongctx[server]") from reason
+        raise ImportError(f"the server needs more packages ({reason}): pip install 'pylongctx[server]'") from reason
 
     share_heaps()
     if folders := model_words(args):
@@ -223,3 +227,218 @@ def embedder(args: argparse.Namespace) -> "Llama":
         llm.close()
         raise ValueError("the model does not define a pooling for embeddings: choose --pooling mean, cls or last")
     return llm
+
+
+# ---- several models ----
+
+MAX_MODELS = 4  # loaded at once
+FOLDERS = "LLAMA_ARG_MODELS_DIR"
+# options that are not passed to the process of a model, with and without a value
+OWN = (
+    *("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path"),
+    *("--api-key", "--api-key-file", "--path", "--api-prefix", "--ssl-cert-file", "--ssl-key-file"),
+)
+OWN_SWITCHES = ("--models-autoload", "--no-models-autoload", "--reuse-port")
+
+
+def add_router_options(options: Options) -> None:
+    """Add the models to serve and the limits on loaded ones."""
+    add = options.add
+    help = "serve several models: folders, files or names; requests choose one by name (none)"
+    options.several("--models", "--models-dir", metavar="FOLDER", env=FOLDERS, help=help)
+    help, env = f"maximum models loaded at once, 0 for no limit ({MAX_MODELS})", "LLAMA_ARG_MODELS_MAX"
+    add("--models-max", parse=integer, env=env, help=help)
+    add("--models-memory", parse=number, metavar="GIB", help="maximum GiB of all loaded models (no limit)")
+    off, env = ("--no-models-autoload",), "LLAMA_ARG_MODELS_AUTOLOAD"
+    help = "load the model named by a request; off: only POST /models/load loads models (on)"
+    options.switch("--models-autoload", off=off, env=env, help=help, dest="autoload")
+    add("--socket", parse=integer, help=argparse.SUPPRESS)  # for the process of one model
+
+
+def model_words(args: argparse.Namespace) -> list[str]:
+    """Return the folders, files and names of several models; none for a server of one.
+
+    Raises
+    ------
+    ValueError
+        When a single model is given as well.
+    """
+    if args.socket is not None:
+        return []
+    named = {"a model": args.positional_model or args.model, "--alias": args.alias}
+    given = {name: value for name, value in named.items() if value and not isinstance(value, FromEnvironment)}
+    if args.models and given:
+        name, value = next(iter(given.items()))
+        raise ValueError(f"--models cannot be combined with {name}, here {value!r}: list all models in --models")
+    words = args.models or ([] if given else [os.environ.get(FOLDERS, "")])
+    return [word for several in words for word in several.split(",") if word]
+
+
+def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int, bool]) -> int:
+    """Serve several models until Ctrl-C or SIGTERM, each in its own process."""
+    from pylongctx.serve.children import Children, Limits, Shelf
+    from pylongctx.serve.router import Router
+
+    shelf = Shelf(words)
+    most = MAX_MODELS if args.models_max is None else args.models_max
+    limits = Limits(most, round((args.models_memory or 0) * (1 << 30)), settings.grace)
+    children = Children(child_words(args.argv), limits, settings.api_keys, settings.slot_folder)
+    LOG.info("models: %s", ", ".join(shelf.sources()))
+    return _run(Router(shelf, children, settings, args.autoload is not False), address)
+
+
+def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", address: tuple[str, int, bool]) -> int:
+    """Serve a model in a process that is restarted when it exits, such as after the loss of an RPC server."""
+    from pylongctx.serve.children import Children, Limits, OneModel
+    from pylongctx.serve.router import Router
+
+    words = child_words(args.argv, "-m", "--model", "-a", "--alias")
+    if args.positional_model:
+        words.remove(args.positional_model)
+    children = Children(words, Limits(grace=settings.grace), settings.api_keys, settings.slot_folder)
+    return _run(Router(OneModel(settings.alias, path), children, settings, loads_first=True), address)
+
+
+def _run(router: "Router", address: tuple[str, int, bool]) -> int:
+    from pylongctx.serve.router import create_app
+    from pylongctx.serve.server import announce, expect_signals, listen, make_server
+
+    with listen(*address) as listener:
+        announce(listener, router.settings)
+        expect_signals()
+        make_server(create_app(router), router.settings).run([listener])
+    return 0
+
+
+def child_words(argv: Sequence[str], *more: str) -> list[str]:
+    """Return the options of a command line that apply to every model; ``more`` are left out too."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    for name in (*OWN, *more):
+        parser.add_argument(name)
+    for name in OWN_SWITCHES:
+        parser.add_argument(name, action="store_true")
+    return parser.parse_known_args(argv)[1][1:]  # without the name of the command
+
+
+# ---- addresses, pages and connections ----
+
+
+def add_web_options(options: Options) -> None:
+    """Add the options, see ``web_settings``."""
+    add = options.add
+    help = "serve the files of a folder instead of the chat page; they need no key (none)"
+    add("--path", metavar="FOLDER", env="LLAMA_ARG_STATIC_PATH", help=help)
+    add("--api-prefix", metavar="PREFIX", env="LLAMA_ARG_API_PREFIX", help="prefix of all paths, such as /llm (none)")
+    help = "TLS certificate, a PEM file (none: http)"
+    add("--ssl-cert-file", metavar="FILE", env="LLAMA_ARG_SSL_CERT_FILE", help=help)
+    add(
+        "--ssl-key-file",
+        metavar="FILE",
+        env="LLAMA_ARG_SSL_KEY_FILE",
+        help="private key of the certificate, a PEM file",
+    )
+    options.switch("--reuse-port", env="LLAMA_ARG_REUSE_PORT", help="let several servers listen on one port (off)")
+    help = "time to receive the body of a request, plus 1 s for every 64 KiB (30)"
+    add("-to", "--timeout", parse=number, metavar="SECONDS", env="LLAMA_ARG_TIMEOUT", help=help)
+    help = "idle time after which a stream sends a comment; -1: never (10)"
+    add("--sse-ping-interval", parse=integer, metavar="SECONDS", env="LLAMA_ARG_SSE_PING_INTERVAL", help=help)
+
+
+def web_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of ``Settings`` that were given.
+
+    Raises
+    ------
+    ValueError
+        When a folder or a file is missing, or a number is out of range.
+    """
+    given: dict[str, Any] = {}
+    if args.timeout is not None:
+        given["body_patience"] = _above_0("--timeout", args.timeout)
+    if args.sse_ping_interval is not None:
+        n = args.sse_ping_interval
+        given["patience"] = None if n == -1 else _above_0("--sse-ping-interval", n)
+    if args.socket is not None:  # the router of several models handles these options
+        return given
+    if args.path is not None:
+        given["static_folder"] = _folder(args.path)
+    if args.api_prefix:
+        given["prefix"] = _prefix(args.api_prefix)
+    if tls := _tls(args.ssl_cert_file, args.ssl_key_file):
+        given["tls"] = tls
+    return given
+
+
+def _above_0(name: str, value: float) -> float:
+    if not 0 < value < 2**31:
+        raise ValueError(f"{name} must be above 0, not {value:g}")
+    return float(value)
+
+
+def _folder(path: str) -> Path:
+    folder = Path(path)
+    if not folder.is_dir():
+        raise ValueError(f"--path {path} is not a folder")
+    return folder
+
+
+def _prefix(text: str) -> str:
+    if not text.startswith("/") or text.endswith("/") or "//" in text or not text.isprintable() or " " in text:
+        raise ValueError(f"--api-prefix must begin with / and must not end with /, such as /llm, not {str(text)!r}")
+    return str(text)
+
+
+def _tls(certificate: str | None, key: str | None) -> tuple[str, str] | None:
+    if not (certificate or key):
+        return None
+    if not (certificate and key):
+        raise ValueError("TLS needs both --ssl-cert-file and --ssl-key-file")
+    for path in (certificate, key):
+        if not Path(path).is_file():
+            raise ValueError(f"{path} is not a file: --ssl-cert-file and --ssl-key-file take PEM files")
+    return str(certificate), str(key)
+
+
+# ---- the command rpc-server ----
+
+RPC_ABOUT = "``pylongctx rpc-server``: let a model on another machine use the memory and processors of this one."
+RPC_EPILOG = """On the other machine: Llama(..., rpc_servers="HOST:PORT", n_gpu_layers=-1), or --rpc HOST:PORT -ngl -1.
+One client at a time. No authentication, no encryption: anyone who can connect can read and crash this process."""
+
+
+def add_rpc_parser(commands: Any) -> None:
+    """Add the subcommand."""
+    parser = commands.add_parser("rpc-server", description=RPC_ABOUT, epilog=RPC_EPILOG)
+    add = parser.add_argument
+    add("-H", "--host", default="127.0.0.1", metavar="IP", help="IPv4 address to listen on (127.0.0.1: this machine)")
+    add("-p", "--port", type=int, default=50052, metavar="N", help="port (50052)")
+    add("-d", "--device", default="", metavar="NAME,...", help="devices to share (the GPUs, or the CPU)")
+    add("-t", "--threads", type=int, metavar="N", help="threads of the CPU (the physical cores)")
+    add("--list-devices", action="store_true", help="print the devices and exit")
+    parser.set_defaults(run=run_rpc_server)
+
+
+def run_rpc_server(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from pylongctx.planning import devices, serve_devices
+
+    if args.list_devices:
+        print("\n".join(map(_device_line, devices())))
+        return 0
+    if not is_loopback(args.host):
+        print(
+            f"pylongctx: warning: anyone who reaches {args.host}:{args.port} can use, read and crash this process; "
+            "never do this on an untrusted network",
+            file=sys.stderr,
+        )
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the library never returns to Python, whose handler would not run
+    serve_devices(args.host, args.port, args.device, args.threads)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine can connect; ValueError when it is not an IPv4 address."""
+    return ipaddress.IPv4Address(host).is_loopback
+
+
+def _device_line(device: "Device") -> str:
+    return f"{device.name}: {device.description} ({device.type}, {device.memory})"

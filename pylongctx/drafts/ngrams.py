@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pylongctx.drafts.speculative import LlamaDraftModel
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.session import Session
-from pylongctx.methods.checks import check_int
+from pylongctx.methods.base import check_int
 
 BITS = 22  # of places in the table of NgramModDraft: 16 MiB, as in llama.cpp
 MAX_FILL = 0.25  # share of used places at which the table is cleared

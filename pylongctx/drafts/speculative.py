@@ -11,7 +11,7 @@ from pylongctx.engine.drafting import DraftRequest, check_model, draft_all, is_a
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import Session
 from pylongctx.errors import ContextFull
-from pylongctx.methods.checks import check_int
+from pylongctx.methods.base import check_int
 
 PAYS = 2  # windows of text from which reading less is worth a draft
 Tokens = NDArray[np.int32]

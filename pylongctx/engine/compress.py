@@ -16,7 +16,7 @@ from pylongctx._lib import error, lib
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import NO_ROWS, Session
 from pylongctx.methods import Full, Kvzip, Method, SnapKV
-from pylongctx.methods.checks import check_share
+from pylongctx.methods.base import check_share
 
 PIECE, LEAST = 2000, 64  # tokens of the text in a replay: KVzip's number, and the minimum
 OVERLAP = 8  # tokens before a piece that identify its beginning

@@ -16,7 +16,7 @@ from pylongctx.engine.context import Context
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.methods import Full, parse
-from pylongctx.methods.checks import check_share
+from pylongctx.methods.base import check_share
 
 FRESH_TOKENS = 32  # first tokens of a document, evaluated in each prompt
 MIN_SPAN = 128  # minimum tokens of a span

@@ -1,6 +1,8 @@
-"""Speculative decoding: draft tokens are evaluated in one batch and kept up to the first mismatch."""
+"""Speculative decoding: draft tokens, as many as pay, are evaluated in one batch and kept up to the first mismatch."""
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -8,14 +10,172 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import lib
-from pylongctx.engine.draft_length import DraftLength, StepTimes
 from pylongctx.engine.model import Model
 from pylongctx.engine.session import Session
 from pylongctx.methods import Method
 
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # lengths that are compared
+SLOPE = 0.1  # additional time of a token in a step, in steps of one token, until it is measured
+WEIGHT = 0.25  # weight of the last step in the moving average
+MIN_GAIN = 1.05  # drafts must be expected to be faster by this factor; times are known to a few percent
+FIRST_PAUSE, MAX_PAUSE = 16, 256  # tokens without drafts before another trial, doubled after each failed one
+LENGTH_TOKENS = 16  # tokens for which a length is kept while no draft was verified
+REFRESH = 64  # drafts after which a step without one is measured, as the text has grown
+TRIAL_TOKENS = 4  # maximum tokens of a trial
+RECENT_FIRST, RECENT_NEXT = 8.0, 64.0  # draft tokens that the two acceptance rates remember
 DraftModel = Callable[..., NDArray[np.int32]]
 Row = NDArray[np.float32]
 Tokens = NDArray[np.int32]
+
+
+class StepTimes:
+    """Seconds of a step by its number of tokens, for steps without prompt tokens.
+
+    Examples
+    --------
+    >>> times = StepTimes()
+    >>> times.add(1, 0.1)
+    >>> times.add(5, 0.3)
+    >>> round(times.seconds(3), 3), round(times.seconds(9), 3)
+    (0.2, 0.5)
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, float] = {}
+        self._sizes: list[int] = []  # the same, ascending
+
+    def add(self, n: int, seconds: float) -> None:
+        """Record a step of ``n`` tokens."""
+        if n not in self._known:
+            insort(self._sizes, n)
+        before = self._known.get(n, seconds)
+        self._known[n] = (1 - WEIGHT) * before + WEIGHT * seconds
+
+    def knows(self, n: int) -> bool:
+        """Return True if a step of ``n`` tokens was measured."""
+        return n in self._known
+
+    def seconds(self, n: float) -> float:
+        """Return the expected time of a step of ``n`` tokens, in steps of one token when nothing is known."""
+        sizes, known = self._sizes, self._known
+        if not sizes:
+            return 1 + SLOPE * (n - 1)
+        if len(sizes) == 1 or n <= sizes[0]:
+            return known[sizes[0]] * (1 + SLOPE * (n - 1)) / (1 + SLOPE * (sizes[0] - 1))
+        i = bisect_left(sizes, n)
+        a, b = (sizes[i - 1], sizes[i]) if i < len(sizes) else (sizes[0], sizes[-1])
+        low, high = known[a], known[b]
+        return max(low, low + (high - low) * (n - a) / (b - a))
+
+
+@dataclass
+class Rate:
+    """A share of accepted tokens, which remembers the last ``memory`` of them."""
+
+    memory: float
+    accepted: float
+    tried: float
+
+    def add(self, accepted: float, tried: float) -> None:
+        """Record ``tried`` tokens, of which ``accepted`` were right."""
+        kept = min(1.0, max(0.0, self.memory - tried) / self.tried) if self.tried else 1.0
+        self.accepted, self.tried = kept * self.accepted + accepted, kept * self.tried + tried
+
+    @property
+    def value(self) -> float:
+        """The share; it is never quite 0 or 1."""
+        return (self.accepted + 0.1) / (self.tried + 0.2)
+
+
+@dataclass
+class DraftLength:
+    """Chooses the length of the next draft of one answer; none until a step without drafts was measured.
+
+    The first token of a draft is accepted with one probability, and each following one, after an accepted token, with
+    another: drafts from the text are right for long, or not at all.
+
+    Examples
+    --------
+    >>> times, length = StepTimes(), DraftLength()
+    >>> times.add(1, 0.1)
+    >>> times.add(5, 0.1)
+    >>> for _ in range(4):
+    ...     length.add(drafted=4, accepted=4)
+    >>> length.choose(times, n_others=0, most=16)
+    16
+    >>> for _ in range(8):
+    ...     length.add(drafted=4, accepted=0)
+    >>> length.choose(times, n_others=0, most=16) < 16
+    True
+    """
+
+    draft_seconds: float = 0.0  # time of a draft token
+    copy_seconds: float | None = None  # time to copy a recurrent state; then a wrong draft is evaluated again
+    _first: Rate = field(default_factory=lambda: Rate(RECENT_FIRST, 1.0, 2.0))
+    _next: Rate = field(default_factory=lambda: Rate(RECENT_NEXT, 3.0, 4.0))
+    _drafts: int = 0  # since a step without a draft
+    _length: int = 0  # the last choice, which is kept for ``_left`` tokens with ``_n_others`` other answers
+    _left: int = 0
+    _n_others: int = 0
+    _is_off: bool = False
+    _wait: int = FIRST_PAUSE
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Record a draft of ``drafted`` tokens, of which the first ``accepted`` were right."""
+        self._drafts += 1
+        self._left = 0
+        self._first.add(float(accepted > 0), 1)
+        if accepted and drafted > 1:
+            self._next.add(accepted - 1, min(accepted, drafted - 1))
+
+    def took(self, drafted: int, seconds: float) -> None:
+        """Record the time that a draft took."""
+        if drafted:
+            self._left = 0
+            each = seconds / drafted
+            self.draft_seconds = each if not self.draft_seconds else (1 - WEIGHT) * self.draft_seconds + WEIGHT * each
+
+    def copied(self, seconds: float) -> None:
+        """Record the time that a copy of the recurrent state took, which a draft can be undone with."""
+        self.copy_seconds = (
+            seconds if self.copy_seconds is None else (1 - WEIGHT) * self.copy_seconds + WEIGHT * seconds
+        )
+
+    def choose(self, times: StepTimes, n_others: int, most: int) -> int:
+        """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""
+        if not times.knows(1 + n_others) or self._drafts >= REFRESH:
+            self._drafts = 0
+            return 0
+        if not self._left or n_others != self._n_others:
+            self._choose(times, n_others, most)
+        self._left -= 1
+        return min(self._length, most)
+
+    def _choose(self, times: StepTimes, n_others: int, most: int) -> None:
+        """Set the length of the next drafts, and for how many tokens it is kept."""
+        plain = (1 + n_others) / times.seconds(1 + n_others)
+        lengths = [n for n in LENGTHS if n < most] + [most] * (most > 0)
+        rate, best = max(((self._rate(times, n_others, n), n) for n in lengths), default=(0.0, 0))
+        self._n_others = n_others
+        if rate > MIN_GAIN * plain:
+            self._length, self._left, self._is_off, self._wait = best, LENGTH_TOKENS, False, FIRST_PAUSE
+        elif not self._is_off:
+            self._length, self._left, self._is_off = 0, self._wait, True
+        else:  # a trial
+            self._length, self._left, self._is_off = min(best, TRIAL_TOKENS), 1, False
+            self._wait = min(2 * self._wait, MAX_PAUSE)
+
+    def _rate(self, times: StepTimes, n_others: int, n: int) -> float:
+        """Return the expected tokens per second of a step with a draft of ``n`` tokens."""
+        p, q = self._first.value, self._next.value
+        accepted = p * (1 - q**n) / (1 - q)
+        seconds = times.seconds(1 + n_others + n) + n * self.draft_seconds
+        if self.copy_seconds is not None:
+            wrong = 1 - p * q ** (n - 1)
+            right = (accepted - n * (1 - wrong)) / wrong  # accepted tokens of a wrong draft
+            again = times.seconds(2 + n_others + right) - times.seconds(1 + n_others)  # with the token before them
+            seconds += (1 + wrong) * self.copy_seconds + wrong * again
+        return (1 + n_others + accepted) / seconds
 
 
 class DraftRequest(NamedTuple):

@@ -8,20 +8,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.engine.batch import Part, evaluate
-from pylongctx.engine.counters import Counters
 from pylongctx.engine.documents import Documents
-from pylongctx.engine.draft_length import StepTimes
-from pylongctx.engine.idle import IdleSlots
-from pylongctx.engine.job import Cancelled, Job, Row
-from pylongctx.engine.library import Library
-from pylongctx.engine.loader import Loader
-from pylongctx.engine.pace import Pace
-from pylongctx.engine.readers import Readers, is_missing
-from pylongctx.engine.reuse import Source
-from pylongctx.engine.session import Session
-from pylongctx.engine.share import Share, divide, keep_guess
-from pylongctx.engine.slots import Slot, choose, forerunner
+from pylongctx.engine.drafting import StepTimes
+from pylongctx.engine.job import Cancelled, Counters, Job, Row
+from pylongctx.engine.loader import Loader, Readers, is_missing
+from pylongctx.engine.reuse import Library, Source
+from pylongctx.engine.session import Part, Session, evaluate
+from pylongctx.engine.share import Pace, Share, divide, keep_guess
+from pylongctx.engine.slots import IdleSlots, Slot, choose, forerunner
 from pylongctx.engine.tracer import Tracer
 from pylongctx.errors import Aborted, ContextFull, DeviceLost, LctxError
 
@@ -301,14 +295,14 @@ class Engine:
 
     def _shorten(self, slot: Slot, job: Job) -> bool:
         """Evict tokens of a text so that its answer can continue; False if that is impossible."""
-        cut = None if job.cuts is None or job.is_reading else job.cuts.next(slot.session.n_tokens)
-        if cut is None:
+        eviction = None if job.evictions is None or job.is_reading else job.evictions.next(slot.session.n_tokens)
+        if eviction is None:
             return False
-        if refusal := slot.session.drop(cut.first, cut.end):
+        if refusal := slot.session.drop(eviction.first, eviction.end):
             slot.session.log(f"the answer ends because the context is full and nothing can be evicted: {refusal}")
             return False
-        job.note(cut)
-        self.counters.dropped_tokens += cut.end - cut.first
+        job.note(eviction)
+        self.counters.dropped_tokens += eviction.end - eviction.first
         return True
 
     def _take(self, slot: Slot, job: Job, part: NDArray[np.int32], rows: Row) -> None:
@@ -341,12 +335,12 @@ class Engine:
         job.n_generated += 1
         self.counters.generated_tokens += 1
         job.pending = np.array([token], np.int32)
-        if job.cuts is not None:
+        if job.evictions is not None:
             job.answer_tokens.append(token)
         job.results.put((token, job.reported_row(row)))
         if job.limit is not None and (job.n_generated >= job.limit or job.ends(self.model, token)):
             self.end(slot)
-        elif job.cuts is not None and slot.session.n_tokens + 1 >= slot.session.n_ctx:
+        elif job.evictions is not None and slot.session.n_tokens + 1 >= slot.session.n_ctx:
             job.full = not self._shorten(slot, job)
             if job.full:
                 self.end(slot)

@@ -1,4 +1,4 @@
-"""Jobs of the engine: a prompt with its options, and the resulting tokens."""
+"""Jobs of the engine: a prompt with its options, and the resulting tokens; and counters of them."""
 
 import queue
 import time
@@ -11,16 +11,43 @@ from numpy.typing import NDArray
 
 from pylongctx.engine.documents import Document, Placed
 from pylongctx.engine.drafting import Drafting
-from pylongctx.engine.fetch import Fetch, Now
 from pylongctx.engine.model import Model
-from pylongctx.engine.overflow import Cut, Cuts
-from pylongctx.engine.reuse import Load, Piece, Source
+from pylongctx.engine.overflow import Eviction, Evictions
+from pylongctx.engine.reuse import Fetch, Load, Now, Piece, Source
 from pylongctx.engine.sampling.sampler import Processors, Sampler, StoppingCriteria, process
 
 AHEAD = 4  # tokens that the engine generates ahead of the reader
-
 Row = NDArray[np.float32]
 Drawn = Generator[tuple[int, Row | None], Sequence[int] | None, None]
+
+
+@dataclass
+class Counters:
+    """The work of an engine since its start."""
+
+    prompt_tokens: int = 0  # evaluated
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    dropped_tokens: int = 0  # of texts that did not fit
+    steps: int = 0
+    sequences: int = 0  # of all steps together
+    longest: int = 0  # tokens of a sequence
+    prompt_seconds: float = 0.0  # of finished completions, like the next field
+    answer_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    drafts: int = 0  # of finished completions, like the next two fields
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+
+    def count_drafts(self, draft: Drafting | None) -> None:
+        """Add the drafts of a job."""
+        if draft is not None:
+            self.drafts += draft.n_drafts
+            self.drafted_tokens += draft.n_drafted
+            self.accepted_tokens += draft.n_accepted
 
 
 class Cancelled(Exception):  # noqa: N818 - reads as what happened
@@ -67,7 +94,7 @@ class Job:
         Parts of the prompt from documents, ascending; documents are prefilled first.
     reads : Document or None
         The document whose text is the prompt and whose rows are kept; None for other prompts.
-    cuts : Cuts or None
+    evictions : Evictions or None
         What to evict when the context is full before the answer ends; None: nothing, and the limit fits.
     stop_tokens : frozenset of int
         Tokens that end the answer, in addition to the model's end tokens.
@@ -93,7 +120,7 @@ class Job:
     reuses: bool = True
     placed: tuple[Placed, ...] = ()
     reads: Document | None = None
-    cuts: Cuts | None = None
+    evictions: Evictions | None = None
     stop_tokens: frozenset[int] = frozenset()
     dropped_tokens: int = 0
     dropped_turns: int = 0
@@ -115,7 +142,7 @@ class Job:
     unsettled: bool = False  # the cache may hold other tokens than the sequence
     ran_on: int = -1  # the sequence
     stop_word: str = ""  # the stop string that ended the answer
-    n_cut: int = 0  # dropped tokens that were evicted during the answer
+    n_evicted: int = 0  # dropped tokens that were evicted during the answer
     answer_tokens: list[int] = field(default_factory=list)  # the answer, if tokens may be evicted
     full: bool = False  # the answer ended because the context is full
     n_cached: int = 0
@@ -157,17 +184,17 @@ class Job:
             self.pieces.pop(0)
         return self.pieces[0] if self.pieces and (self.fetch is not None or self.pieces[0].first == n) else None
 
-    def note(self, cut: Cut) -> None:
+    def note(self, eviction: Eviction) -> None:
         """Record evicted tokens."""
-        self.n_cut += cut.end - cut.first
-        self.dropped_tokens += cut.end - cut.first
-        self.dropped_turns += cut.n_turn
+        self.n_evicted += eviction.end - eviction.first
+        self.dropped_tokens += eviction.end - eviction.first
+        self.dropped_turns += eviction.n_turn
         if self.draft is not None:
             self.draft.forget()
 
     def all_tokens(self, held: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return prompt and answer including evicted tokens; ``held``: the tokens of the sequence."""
-        return np.concatenate([self.tokens, np.array(self.answer_tokens, np.int32)]) if self.n_cut else held
+        return np.concatenate([self.tokens, np.array(self.answer_tokens, np.int32)]) if self.n_evicted else held
 
     def may_run_on(self, slot: int) -> bool:
         """Return True if the job may run on a sequence."""

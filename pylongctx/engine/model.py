@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from pylongctx._closed import closed
 from pylongctx._lib import check_process, ffi, lib, out_buffer, text
 from pylongctx.errors import ModelRefused
-from pylongctx.model_files.gguf import check_gguf
-from pylongctx.model_files.not_gguf import load_failure, why_not_gguf
+from pylongctx.model_files.gguf import check_gguf, load_failure, why_not_gguf
 from pylongctx.model_files.overrides import as_json, as_texts
 
 FAILED = -(2**31)

@@ -10,7 +10,7 @@ KEPT_TOKENS = 4  # first tokens to keep, after the BOS token
 MIN_EVICTED = 4  # minimum tokens that can be evicted
 
 
-class Cut(NamedTuple):
+class Eviction(NamedTuple):
     """Tokens to evict, from ``first`` to before ``end``, and the number of whole turns among them."""
 
     first: int
@@ -18,7 +18,7 @@ class Cut(NamedTuple):
     n_turn: int = 0
 
 
-class Cuts(Protocol):
+class Evictions(Protocol):
     """Chooses the tokens to evict while an answer is generated.
 
     Attributes
@@ -29,12 +29,12 @@ class Cuts(Protocol):
 
     most: int | None
 
-    def next(self, n: int) -> Cut | None:
-        """Return the cut of a text of ``n`` tokens that fills the context; None: nothing can be evicted."""
+    def next(self, n: int) -> Eviction | None:
+        """Return what to evict from a text of ``n`` tokens that fills the context; None: nothing can be evicted."""
 
 
 class Halves:
-    """Cuts of a text without turns: its first tokens stay, and the older half of the rest is evicted.
+    """The evictions from a text without turns: its first tokens stay, and the older half of the rest is evicted.
 
     Parameters
     ----------
@@ -47,14 +47,14 @@ class Halves:
     def __init__(self, n_keep: int) -> None:
         self._n_keep = n_keep
 
-    def next(self, n: int) -> Cut | None:
+    def next(self, n: int) -> Eviction | None:
         """Return the older half of the tokens after the first ones."""
         half = (n - self._n_keep) // 2
-        return Cut(self._n_keep, self._n_keep + half) if half > 0 else None
+        return Eviction(self._n_keep, self._n_keep + half) if half > 0 else None
 
 
 def halves(model: Model, tokens: Sequence[int], n_keep: int | None, n_ctx: int) -> Halves:
-    """Return the cuts of a prompt that keeps BOS and ``n_keep`` more tokens; None: KEPT_TOKENS, negative: all.
+    """Return the evictions from a prompt that keeps BOS and ``n_keep`` more tokens; None: KEPT_TOKENS, negative: all.
 
     As in llama.cpp, at least four tokens of the context can be evicted.
     """
@@ -63,11 +63,11 @@ def halves(model: Model, tokens: Sequence[int], n_keep: int | None, n_ctx: int) 
     return Halves(min(len(tokens) if wanted < 0 else wanted + n_start, len(tokens), n_ctx - MIN_EVICTED))
 
 
-def most_tokens(wanted: int | None, room: int, cuts: Cuts | None) -> int:
+def most_tokens(wanted: int | None, room: int, evictions: Evictions | None) -> int:
     """Return the maximum tokens of an answer after a prompt that leaves ``room``; ``wanted`` None: no limit given."""
-    if cuts is None:
+    if evictions is None:
         return room if wanted is None else min(wanted, room)
-    return (cuts.most or room) if wanted is None else wanted
+    return (evictions.most or room) if wanted is None else wanted
 
 
 def evicting(spec: str) -> str:

@@ -1,21 +1,105 @@
-"""Reuse of evaluated tokens: a plan of pieces for a prompt, each from one source, and their loading into a sequence."""
+"""Reuse of evaluated tokens: a plan of pieces for a prompt, each from one source, their reading and loading."""
 
+import os
+import queue
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._log import LOG
-from pylongctx.engine.documents import Placed, common
+from pylongctx.engine.documents import Document, Placed, common
 from pylongctx.engine.prefix import find_gap, longest_prefix
-from pylongctx.engine.session import Session
+from pylongctx.engine.session import Session, Watcher
 
+NICENESS = 10  # reading takes at most a tenth of a core from evaluation
+Item = TypeVar("Item")
 Tokens = NDArray[np.int32]
 NO_BYTES = np.empty(0, np.uint8)
 NO_LOGITS = np.empty(0, np.float32)
+
+
+class Now(Generic[Item]):
+    """The items of an iterator that never blocks, with the interface of ``Fetch``."""
+
+    ready = True
+
+    def __init__(self, items: Iterator[Item]) -> None:
+        self._items = items
+
+    def take(self) -> Item | None:
+        """Return the next item; None after the last one."""
+        return next(self._items, None)
+
+    def go_on(self, rest: float = 0.0) -> None:
+        """Do nothing: the next item is always available."""
+
+    def cancel(self) -> None:
+        """Do nothing: nothing is read ahead."""
+
+
+class Fetch(Generic[Item]):
+    """The items of an iterator, read one ahead by a separate thread.
+
+    Parameters
+    ----------
+    items : iterator
+        Used only by the thread.
+    wake : callable
+        Called by the thread when an item is available.
+    """
+
+    def __init__(self, items: Iterator[Item], wake: Callable[[], None]) -> None:
+        self._items, self._wake = items, wake
+        self._queue: queue.SimpleQueue[Item | Exception | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(1)
+        self._cancelled = threading.Event()
+        self._rest = 0.0
+        threading.Thread(target=self._run, name="pylongctx-fetch", daemon=True).start()
+
+    @property
+    def ready(self) -> bool:
+        """True if ``take`` returns at once."""
+        return not self._queue.empty()
+
+    def take(self) -> Item | None:
+        """Wait for the next item, None after the last one; raises the iterator's exceptions."""
+        item = self._queue.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def go_on(self, rest: float = 0.0) -> None:
+        """Request the next item, after a pause of ``rest`` seconds."""
+        self._rest = rest
+        self._room.release()
+
+    def cancel(self) -> None:
+        """Stop reading."""
+        self._cancelled.set()
+        self._room.release()
+
+    def _run(self) -> None:
+        if hasattr(os, "setpriority"):
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # only this thread, on Linux
+        end: Exception | None = None
+        try:
+            for item in self._items:
+                self._room.acquire()
+                if self._cancelled.wait(self._rest):
+                    return
+                self._queue.put(item)
+                self._wake()
+        except Exception as reason:  # passed on to the engine
+            end = reason
+        self._queue.put(end)
+        self._wake()
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,3 +324,19 @@ def apply(session: Session, load: Load) -> None:
         session.context.set_foreign(load.foreign, session.seq)
     if len(load.logits) == session.model.info.n_vocab:
         session.settle(session.n_tokens, load.logits)
+
+
+class Library(Protocol):
+    """The texts of one model and context that are stored."""
+
+    def finder(self, owner: str | None) -> Source:
+        """Return the source of an owner's prompts."""
+
+    def keeper(self, session: Session) -> Watcher:
+        """Return the writer of a session's texts."""
+
+    def keep(self, document: Document) -> None:
+        """Store the rows of a document that was compressed."""
+
+    def find(self, document: Document) -> Iterator[NDArray[np.uint8]]:
+        """Yield the rows of a document that ``keep`` stored, if any; reads a file."""

@@ -1,30 +1,143 @@
-"""The state of one sequence: its evaluated tokens and known logits."""
+"""The state of a sequence: evaluated tokens, known logits, checkpoints; and the evaluation of a batch of several."""
 
 import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
-from pylongctx.engine.batch import Part, evaluate
-from pylongctx.engine.checkpoints import Checkpoints
 from pylongctx.engine.context import Context
 from pylongctx.engine.documents import Placed, placed_up_to
 from pylongctx.engine.model import Model
 from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, parse
 
+SPACING = 2048  # tokens between two regular checkpoints
+TAIL = 8  # tokens at the end of a prompt that may differ in the next one: the template's generation prompt
+Tokens = NDArray[np.int32]
+Rows = NDArray[np.float32]
 FIRST_ROWS = 64
 NO_ROWS = np.empty((0, 0), np.float32)  # no logits
 UNCHECKED_BYTES = 32  # bytes per token of the context below which texts are tokenized without a size check
-
 Progress = Callable[[int, int], None]
-Tokens = NDArray[np.int32]
-Rows = NDArray[np.float32]
+
+
+class Checkpoints:
+    """The checkpoints of one sequence, if its cache cannot be truncated anywhere; else this does nothing.
+
+    Sliding windows and recurrent states can only be rewound to checkpoints, which are taken at the end of a step. The
+    next prompt of a conversation shares a prefix with the last one. So checkpoints are taken
+
+    - where the evaluation of a prompt begins: the last answer ends there, and an edited message begins,
+    - ``TAIL`` tokens before its end: the generation prompt may change there, and a retry rewinds there,
+    - where an earlier prompt differed: other prompts may share the same prefix,
+    - every ``SPACING`` tokens,
+
+    or at the last earlier position from which the method can continue.
+
+    Parameters
+    ----------
+    context : Context
+        The context.
+    seq : int
+        The sequence.
+    """
+
+    def __init__(self, context: Context, seq: int) -> None:
+        self.needed = context.keeps_checkpoints
+        self._context = context
+        self._seq = seq
+        self._positions: set[int] = set()
+
+    def request(self, pos: int) -> None:
+        """Request a checkpoint at ``pos``."""
+        if self.needed:
+            self._positions.add(self._context.cut_before(pos))
+
+    def begin(self, pos: int, n: int) -> None:
+        """Record that a text of ``n`` tokens follows position ``pos``; a short one gets no checkpoints."""
+        if not self.needed:
+            return
+        tail = self._context.cut_before(max(pos, pos + n - TAIL))
+        self._positions = {position for position in self._positions if pos < position < tail}
+        if n > TAIL:
+            self._positions |= {tail, self._context.cut_before(pos)}
+            self.reach(pos, pos)
+
+    def limit_step(self, pos: int, n: int) -> int:
+        """Return how many of ``n`` tokens from ``pos`` a step may evaluate: it ends at a checkpoint."""
+        if not self.needed:
+            return n
+        return min(n, *(position - pos for position in (*self._positions, self._next(pos)) if position > pos))
+
+    def reach(self, start: int, pos: int) -> None:
+        """Take the checkpoint at ``pos``, the end of the sequence, if one is requested there."""
+        if self.needed and pos and (pos in self._positions or pos == self._next(pos - 1)):
+            self._positions.discard(pos)
+            if refusal := self._context.checkpoint(self._seq):
+                LOG.warning("no checkpoint after %d tokens: %s", pos, refusal)
+
+    def _next(self, pos: int) -> int:
+        """Return the first regular position after ``pos``."""
+        number = pos // SPACING + 1
+        position = self._context.cut_before(number * SPACING)
+        return position if position > pos else self._context.cut_before((number + 1) * SPACING)
+
+
+class Part(NamedTuple):
+    """Tokens of a sequence that a step evaluates, and the number of last ones whose logits are requested."""
+
+    session: "Session"
+    tokens: Tokens
+    n_rows: int
+
+
+def evaluate(parts: list[Part], room: Rows) -> list[Rows]:
+    """Evaluate parts of several sequences of one context in one batch, and record them in their sessions.
+
+    Parameters
+    ----------
+    parts : list of Part
+        Together at most ``Context.n_step`` tokens.
+    room : numpy.ndarray
+        float32 [n, n_vocab], buffer of the logits; a new array is used for more than n rows.
+
+    Returns
+    -------
+    list of numpy.ndarray
+        float32 [n_rows, n_vocab] for each part; with logits_all for all of its tokens.
+
+    Raises
+    ------
+    Aborted, ContextFull, LctxError
+        When nothing was evaluated; the sessions are unchanged.
+    """
+    context = parts[0].session.context
+    positions: list[int] = []
+    seqs: list[int] = []
+    wanted: list[bool] = []
+    n_all: list[int] = []
+    for session, tokens, n_rows in parts:
+        start, n = session.n_tokens, len(tokens)
+        n_all.append(n if session.logits_all else n_rows)
+        wanted += [False] * (n - n_all[-1]) + [True] * n_all[-1]
+        positions += range(start, start + n)
+        seqs += [session.seq] * n
+    n_rows = sum(n_all)
+    logits = room[:n_rows] if n_rows <= len(room) else np.empty((n_rows, room.shape[1]), np.float32)
+    tokens = parts[0].tokens if len(parts) == 1 else np.concatenate([part.tokens for part in parts])
+    context.decode(tokens, np.array(positions, np.int32), np.array(seqs, np.int32), np.array(wanted, np.int8), logits)
+    found: list[Rows] = []
+    for part, n in zip(parts, n_all, strict=True):
+        found.append(logits[:n])
+        logits = logits[n:]
+        part.session.n_evaluated += len(part.tokens)
+        part.session.advance(part.tokens, found[-1])
+    return found
 
 
 class Watcher(Protocol):
@@ -33,7 +146,7 @@ class Watcher(Protocol):
     def begin(self, pos: int, n: int) -> None:
         """Called before a text of ``n`` tokens is evaluated at position ``pos``."""
 
-    def cut(self, pos: int, n: int) -> int:
+    def limit_step(self, pos: int, n: int) -> int:
         """Return how many of ``n`` tokens from ``pos`` the next step may evaluate."""
 
     def reach(self, start: int, end: int) -> None:
@@ -317,7 +430,7 @@ class Session:
         """Return how many of the next ``n`` tokens one step may evaluate; it also ends where heads evict."""
         n = self.context.step(self.n_tokens, min(n, self.context.n_step))
         for watcher in self.watchers:
-            n = watcher.cut(self.n_tokens, n)
+            n = watcher.limit_step(self.n_tokens, n)
         return n
 
     @cached_property

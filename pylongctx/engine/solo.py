@@ -11,9 +11,9 @@ from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import Drafting, DraftModel
 from pylongctx.engine.engine import Engine
 from pylongctx.engine.job import Drawn, Job, Row
-from pylongctx.engine.library import Library
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
+from pylongctx.engine.reuse import Library
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.session import Session
@@ -58,7 +58,7 @@ class Solo:
         """The model."""
         return self.session.model
 
-    def turn(self) -> AbstractContextManager[Any]:
+    def lock(self) -> AbstractContextManager[Any]:
         """Return the lock of the session."""
         return self.session.lock
 
@@ -88,7 +88,7 @@ class Solo:
         if room <= 0:
             raise self.session.too_long(len(tokens))
         wanted = max_tokens if max_tokens and max_tokens > 0 else None
-        limit = most_tokens(wanted, room, fields.get("cuts"))
+        limit = most_tokens(wanted, room, fields.get("evictions"))
         return self.endless(tokens, sampler, limit, text=text, **fields)
 
     def endless(

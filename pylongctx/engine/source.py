@@ -25,7 +25,7 @@ class TokenSource(Protocol):
     def evicts(self) -> bool:
         """True if tokens may be evicted from a text that does not fit."""
 
-    def turn(self) -> AbstractContextManager[Any]:
+    def lock(self) -> AbstractContextManager[Any]:
         """Return the lock to hold while a part of an answer is generated."""
 
     def check_size(self, n_bytes: int) -> None:
@@ -79,4 +79,4 @@ class NoTokens:
 
     n_ctx = 0
     evicts = False
-    turn = job = document = rows = drawn = finish = log = refuse
+    lock = job = document = rows = drawn = finish = log = refuse

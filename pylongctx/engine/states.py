@@ -5,11 +5,10 @@ from typing import Any
 
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
-from pylongctx.engine.cache import BaseLlamaCache
 from pylongctx.engine.identity import difference
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.reuse import Load, Piece, Source, Tokens
-from pylongctx.engine.saved_state import LlamaState
+from pylongctx.engine.saved_state import BaseLlamaCache, LlamaState
 from pylongctx.engine.session import Session
 
 Identity = Mapping[str, Any]

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from pylongctx.engine.compress import CompressionReport
 from pylongctx.engine.engine import Engine
-from pylongctx.engine.idle import Snapshot
 from pylongctx.engine.job import Cancelled, Job
-from pylongctx.engine.library import Library
+from pylongctx.engine.reuse import Library
 from pylongctx.engine.session import Session
+from pylongctx.engine.slots import Snapshot
 from pylongctx.errors import DeviceLost
 
 Result = TypeVar("Result")

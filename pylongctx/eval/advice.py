@@ -2,7 +2,7 @@
 
 Reading a token costs a part for the weights and a part for every key that it is compared with; ``longheads`` reads a
 window of keys and scores the others. Both parts are measured on short texts of the machine, and grow as the formula
-says: n tokens of full attention compare n^2 / 2 pairs.
+says: n tokens of full attention compare n^2 / 2 pairs. In a prompt, heads that need few chunks are faster than that.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from typing import Any
 
 from pylongctx import _arguments as arguments
 from pylongctx.engine.compress import compression_prefills
-from pylongctx.eval.planned import plan_of
+from pylongctx.eval.runner import plan_of
 from pylongctx.llama import Llama
-from pylongctx.methods import Kvzip
+from pylongctx.methods import Kvzip, LongHeads
 
 SHORT_TEXT, LONG_TEXT = 512, 2048  # tokens of the texts that are measured
 STEPS = 8  # tokens that are generated
 WINDOW = 256  # of longheads in a measurement
 CONTEXT_MULTIPLE = 256  # tokens by which a context grows
-WINDOWS = (2048, 4096)  # the least and the largest automatic window of longheads
-TILE_MORE = 2048  # tokens that a query of a tile reads in addition to a window, at most another window
-SELECT_FROM = 1.25  # from where tokens select, in windows of tiles
 ANSWER = 1024  # tokens of a context in addition to the text
 TYPES = ("f16", "q8_0", "q4_0")
 KEPT = 0.35  # of the entries, after a compression: a tenth of the bytes of f16 with K and V in q4_0
@@ -133,9 +130,7 @@ def advise(path: str, length: int | None = None, **options: Any) -> Advice:
     n_train = _trained(path)
     n = length or max(1, n_train - ANSWER)
     reading, writing = measure(path, **options)
-    window = window_of(n_train)
-    tile = window + min(window, TILE_MORE)
-    first = int(SELECT_FROM * tile)
+    window, tile, first = _windows(path, **options)
     every = "full" if n <= n_train else "dca"
     rows = (
         (every, _sum(lambda at: reading.of_full(at), n), writing.of_full(n)),
@@ -158,15 +153,12 @@ def _compressed(path: str, full: Estimate, writing: Speed, n: int, options: dict
     return Estimate("kvzip", full.read * (1 + compression_prefills(Kvzip())), writing.of_full(kept), held, full.fits)
 
 
-def window_of(n_train: int) -> int:
-    """Return the automatic window of ``longheads``, of heads that select separately.
-
-    Examples
-    --------
-    >>> [window_of(n_train) for n_train in (2048, 8192, 32768)]
-    [1024, 2048, 4096]
-    """
-    return min(max(n_train // 8, WINDOWS[0]), WINDOWS[1], n_train // 2)
+def _windows(path: str, **options: Any) -> tuple[int, int, int]:
+    """Return what ``longheads`` reads for a token and for one of a tile, and from where it selects, by default."""
+    with Llama(path, **{"verbose": False, **options}, method="longheads", n_ctx=LONG_TEXT) as llm:
+        chosen = llm.method
+        assert isinstance(chosen, LongHeads) and chosen.window is not None and chosen.select_from is not None
+        return chosen.window, chosen.tile_window or chosen.window, chosen.select_from
 
 
 def measure(path: str, **options: Any) -> tuple[Speed, Speed]:

@@ -1,7 +1,7 @@
 """Facts hidden in a novel, several questions on one text: each continues from the text, which is evaluated once.
 
 A method that stores less, or chooses what it reads, has stored the text before it knows the question. The facts are
-asked for in their own words, in other words, or among similar ones, see ``pylongctx.eval.facts``.
+asked for in their own words, in other words, or among similar ones, see ``pylongctx.eval.haystack``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,25 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.eval.facts import Stated, draw_facts
-from pylongctx.eval.haystack import SYNTHETIC, load_text
+from pylongctx.eval.haystack import SYNTHETIC, Stated, draw_facts, load_text
 from pylongctx.eval.needle import hidden
 from pylongctx.eval.perplexity import nll_of, token_nll
-from pylongctx.eval.reuse import REPLAY, is_for_one_question, why_no_compression
 from pylongctx.eval.scorers import mean, string_match_part
-from pylongctx.eval.task import Answer, Record, Sample, SingleModel, Vocabulary, greedy, memory
+from pylongctx.eval.task import (
+    REPLAY,
+    Answer,
+    Record,
+    Sample,
+    SingleModel,
+    Vocabulary,
+    greedy,
+    is_for_one_question,
+    memory,
+    why_no_compression,
+)
 from pylongctx.llama import Llama
 from pylongctx.methods import Method
-from pylongctx.methods.checks import check_share
+from pylongctx.methods.base import check_share
 
 ASKED = {"number": "recall", "literal": "recall-names", "paraphrase": "recall-paraphrased"}  # and names of tasks
 INTRO = "Some facts are hidden in the following text. Remember them. I will ask for them afterwards.\n\n"

@@ -26,8 +26,8 @@ class TaskEntry(NamedTuple):
     lengths : str
         Default of ``--lengths``, in tokens.
     options : bool
-        Whether ``pylongctx.cli.eval.NAME`` adds the options. Else the class has the standard ones: ``data`` if it reads
-        a file, ``tests`` for ``--limit``, and ``max_tokens`` for ``--predict``.
+        Whether ``OWN_OPTIONS`` of ``pylongctx.cli.eval`` has its options. Else the class has the standard ones:
+        ``data`` if it reads a file, ``tests`` for ``--limit``, and ``max_tokens`` for ``--predict``.
     plans_only : bool
         Whether only ``pylongctx matrix`` knows it.
 
@@ -53,10 +53,10 @@ TASKS = {
     "longbench": TaskEntry("longbench:LongBench", "LongBench's 21 tasks, from its files", options=True),
     "leval": TaskEntry("leval:LEval", "L-Eval's closed-ended tasks", "a file of L-Eval, such as quality.jsonl"),
     "keyvalue": TaskEntry(
-        "keyvalue:KeyValue", "key-value retrieval of Lost in the Middle", "a file with keys and values"
+        "retrieval:KeyValue", "key-value retrieval of Lost in the Middle", "a file with keys and values"
     ),
     "longeval": TaskEntry(
-        "longeval:LongEval", "LongEval's line retrieval", "a file of LongEval, such as 200_lines.jsonl"
+        "retrieval:LongEval", "LongEval's line retrieval", "a file of LongEval, such as 200_lines.jsonl"
     ),
     "babilong": TaskEntry("babilong:BabiLong", "BABILong, facts in a novel", "a test file of bAbI: qa1, qa2 or qa5"),
     "bamboo": TaskEntry(
@@ -65,7 +65,7 @@ TASKS = {
     "locomo": TaskEntry("locomo:LoCoMo", "LoCoMo: questions on a chat over months", "locomo10.zip or a file of it"),
     "toolcalls": TaskEntry("toolcalls:ToolCalls", "tool calls after a long text", lengths="2048,16384"),
     "perplexity": TaskEntry("perplexity:Perplexity", "how well a text is predicted", options=True),
-    "kld": TaskEntry("kld:Divergence", "how far from full attention", plans_only=True),
+    "kld": TaskEntry("perplexity:Divergence", "how far from full attention", plans_only=True),
     "chunks": TaskEntry("chunks:Chunks", "what every head reads", plans_only=True),
 }
 

@@ -8,15 +8,28 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from pylongctx import _arguments as arguments
 from pylongctx.eval.peak import peak_memory, reset_peak_memory
-from pylongctx.eval.reuse import REPLAY, by_text, why_no_compression
-from pylongctx.eval.task import Evaluate, ModelVocabulary, OpenLlama, Question, Record, Sample, Task
+from pylongctx.eval.task import (
+    REPLAY,
+    Evaluate,
+    ModelVocabulary,
+    OpenLlama,
+    Question,
+    Record,
+    Sample,
+    Task,
+    by_text,
+    why_no_compression,
+)
 from pylongctx.llama import Llama
 from pylongctx.methods import NONE, named
-from pylongctx.methods.checks import check_share
+from pylongctx.methods.base import check_share
+from pylongctx.planning import Plan
 
 
 @dataclass(frozen=True)
@@ -260,3 +273,19 @@ class Results:
         """Return the records of a cell's samples that are there, in the order of the samples."""
         names = (digest(cell, sample) for sample in samples)
         return [self.records[name] for name in names if name in self.records]
+
+
+# ---- the plan of a model that is not opened ----
+
+
+def plan_of(path: str, method: str, threads: tuple[int, int], given: Mapping[str, Any]) -> Plan:
+    """Return the plan of a model with a method and some arguments of Llama; the others have their defaults.
+
+    Raises
+    ------
+    InvalidInput
+        When the library refuses the model.
+    """
+    every = {name: part.default for name, part in signature(Llama).parameters.items()} | {"model_path": path, **given}
+    settings = arguments.context_settings(every, threads)
+    return Plan(path, arguments.model_settings(every), settings, method)

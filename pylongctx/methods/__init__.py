@@ -1,25 +1,30 @@
-"""The methods, one frozen dataclass each, and the parser of their spec strings."""
+"""The methods, frozen dataclasses, and the parser of their spec strings."""
 
 from dataclasses import fields
 from typing import Any
 
 from pylongctx._guess import guess
 from pylongctx.methods.base import Composition, Method, compose
-from pylongctx.methods.budget import BudgetRule
-from pylongctx.methods.corm import Corm
-from pylongctx.methods.dca import DualChunk
-from pylongctx.methods.full import Full
-from pylongctx.methods.h2o import H2O
-from pylongctx.methods.kvzip import Kvzip
 from pylongctx.methods.longheads import LongHeads
-from pylongctx.methods.scissorhands import Scissorhands
-from pylongctx.methods.selfextend import SelfExtend
-from pylongctx.methods.snapkv import SnapKV
-from pylongctx.methods.string import ShiftedRotary
-from pylongctx.methods.table import METHODS, REMOVED
-from pylongctx.methods.tova import Tova
-from pylongctx.methods.window import Window
+from pylongctx.methods.positions import DualChunk, Full, SelfExtend, ShiftedRotary, Window
+from pylongctx.methods.rules import H2O, BudgetRule, Corm, Kvzip, Scissorhands, SnapKV, Tova
 
+CLASSES: tuple[type[Method], ...] = (
+    Full,
+    Window,
+    SelfExtend,
+    LongHeads,
+    DualChunk,
+    ShiftedRotary,
+    Corm,
+    H2O,
+    Scissorhands,
+    Tova,
+    Kvzip,
+    SnapKV,
+)
+METHODS: dict[str, type[Method]] = {cls.name: cls for cls in CLASSES}
+REMOVED = {"triattention": "use h2o or kvzip"}  # what to use instead
 __all__ = [
     "H2O",
     "METHODS",
@@ -41,7 +46,6 @@ __all__ = [
     "named",
     "parse",
 ]
-
 NONE = "none"  # llama.cpp's own KV cache
 
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from pylongctx.methods.base import Method
-from pylongctx.methods.checks import check_int, check_multiple, check_word
+from pylongctx.methods.base import Method, check_int, check_multiple, check_word
 
 CHUNK_MULTIPLE = 16
 TILES = (1, 64)
@@ -54,6 +53,9 @@ class LongHeads(Method):
     tile_window : int or None
         Tokens that the queries of a tile read, counted as in ``window``: a multiple of ``chunk_size``. None: 2048 more
         than ``window``, at most twice as many.
+    tile_cutoff : int or None
+        A tile leaves out chunks in which no compared query has a key with 1/2**``tile_cutoff`` of the weight of what it
+        reads anyway, so it often reads less than ``tile_window``. None: 8.
 
     Raises
     ------
@@ -77,6 +79,7 @@ class LongHeads(Method):
     select_from: int | None = None
     tile: int | None = None
     tile_window: int | None = None
+    tile_cutoff: int | None = None
 
     name = "longheads"
     role = "base"
@@ -97,7 +100,7 @@ class LongHeads(Method):
 
     def __post_init__(self) -> None:
         minimums = {"n_recent": 0, "select_from": 0, "chunk_size": CHUNK_MULTIPLE, "window": CHUNK_MULTIPLE, "tile": 1,
-                    "tile_window": CHUNK_MULTIPLE}  # fmt: skip
+                    "tile_window": CHUNK_MULTIPLE, "tile_cutoff": 0}  # fmt: skip
         for name, minimum in minimums.items():
             check_int(name, getattr(self, name), minimum)
         for name, words in self.words.items():

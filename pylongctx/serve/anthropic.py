@@ -1,17 +1,31 @@
-"""Converting messages of Anthropic's API to those of a chat."""
+"""POST /v1/messages, the API of Anthropic's clients."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
-from pylongctx.serve.blocks import text_of
+from fastapi import APIRouter, Request, Response
+
+from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
+from pylongctx.serve.bodies import ChatBody, Extension, Fields, Open, Unserved, load, read, unserved_of
 from pylongctx.serve.errors import invalid
-from pylongctx.serve.fields import Unserved
+from pylongctx.serve.handler import Chunks, NamedEvents, Object
+from pylongctx.serve.openai import ChatHandler, count_tokens
+from pylongctx.serve.service import Service
 
 Message = dict[str, Any]
 TEXTS = ("text",)
 CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 DOCUMENT = {"type", "source", "title", "context", "citations", "cache_control"}
+REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+SHOWN = ("full", "summarized")  # thinking.display
+# fields that a chat has by the same name
+SAME = ("stream", "temperature", "top_p", "top_k", "longctx", "chat_template_kwargs")
+DELTAS = {
+    "thinking": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
 
 
 def chat_messages(system: Any, messages: list[Any], unserved: Unserved) -> Iterator[Message]:
@@ -163,3 +177,188 @@ def chat_choice(choice: Mapping[str, Any]) -> Message:
         raise invalid(f"tool_choice must have type auto, any, tool or none, not {kind!r}", "tool_choice")
     alone = {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else {}
     return {"tool_choice": words[kind], **alone}
+
+
+class Thinking(Open):
+    """Whether the model may reason; these tokens count towards ``max_tokens``."""
+
+    type: str
+    budget_tokens: int | None = None
+    display: str = "full"  # reasoning is always shown in full
+
+
+class OutputConfig(Open):
+    """The form of the answer."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessagesBody(Fields):
+    """POST /v1/messages."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    system: Any = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
+    output_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    longctx: Extension = Extension()
+
+    def chat(self, unserved: Unserved) -> ChatBody:
+        """Return the equivalent request for OpenAI's route."""
+        fields = {name: getattr(self, name) for name in SAME if getattr(self, name) is not None}
+        fields |= {"longctx": self.longctx.model_dump(), "max_tokens": self.max_tokens, "stop": self.stop_sequences}
+        fields["messages"] = list(chat_messages(self.system, self.messages, unserved))
+        fields["reasoning_effort"] = self.output_config.effort
+        fields["response_format"] = self._format()
+        if self.thinking is not None:
+            fields["enable_thinking"] = self.thinking.type != "disabled"
+            if (display := self.thinking.display) not in SHOWN:
+                unserved.note("thinking.display", f"thinking.display={display!r} is not supported: reasoning is shown")
+        if self.tools:
+            fields["tools"] = chat_tools(self.tools, unserved)
+        if self.tool_choice is not None:
+            fields |= chat_choice(self.tool_choice)
+        return load(ChatBody, fields, unserved)
+
+    def _format(self) -> dict[str, Any] | None:
+        wanted = self.output_config.format or self.output_format
+        if wanted is None:
+            return None
+        if wanted.get("type") != "json_schema" or "schema" not in wanted:
+            raise invalid("the format of an answer must have type json_schema and a schema", "output_config")
+        return {"type": "json_schema", "json_schema": {"schema": wanted["schema"]}}
+
+
+def routes(service: Service) -> APIRouter:
+    """Return the routes."""
+    api = APIRouter()
+
+    @api.post("/v1/messages", summary="Answer a conversation, in Anthropic's form")
+    async def messages(request: Request) -> Response:
+        body = await read(request, MessagesBody)
+        if body.max_tokens is None:
+            raise invalid("max_tokens: Field required", "max_tokens")
+        return await MessagesHandler(service, request, body).answer()
+
+    @api.post("/v1/messages/count_tokens", summary="Count the tokens of such a conversation")
+    async def count(request: Request) -> dict[str, int]:
+        body = await read(request, MessagesBody)
+        return await count_tokens(service, request, body.chat(unserved_of(request)))
+
+    return api
+
+
+class MessagesHandler(ChatHandler):
+    """Answers a conversation in Anthropic's form.
+
+    Parameters
+    ----------
+    service : Service
+        The model, its engine and its threads.
+    request : Request
+        The HTTP request.
+    asked : MessagesBody
+        Its fields.
+    """
+
+    prefix = "msg_"
+    response = NamedEvents
+
+    def __init__(self, service: Service, request: Request, asked: MessagesBody) -> None:
+        super().__init__(service, request, asked.chat(unserved_of(request)))
+        self._stops = asked.stop_sequences or ()
+
+    def whole(self, found: list[Object]) -> Object:
+        """Return a message."""
+        (choice,) = found[0]["choices"]
+        end = self._end(choice["finish_reason"])
+        content = [_content(block) for block in blocks_of(choice["message"])]
+        usage = self._prompt_usage() | {"output_tokens": found[0]["usage"]["completion_tokens"], **self._dropped()}
+        return self._message() | end | {"content": content, "usage": usage}
+
+    async def events(self, chunks: Chunks) -> AsyncIterator[Object | None]:
+        """Yield the events of a message."""
+        blocks, begun, reason, n_tokens = MessageBlocks(), False, "stop", 0
+        async for _, chunk in chunks:
+            if chunk is None:
+                yield {"type": "ping"}
+                continue
+            (choice,) = chunk["choices"]
+            if "role" in choice["delta"]:
+                continue  # the prompt is not tokenized yet
+            if not begun:
+                begun = True
+                yield {"type": "message_start", "message": self._message()}
+            for event in blocks.feed(choice["delta"]):
+                yield event
+            reason = choice["finish_reason"] or reason
+            n_tokens = chunk.get("usage", {}).get("completion_tokens", n_tokens)
+        for event in blocks.finish():
+            yield event
+        usage = {"output_tokens": n_tokens, **self._dropped()}
+        yield {"type": "message_delta", "delta": self._end(reason), "usage": usage}
+        yield {"type": "message_stop"}
+
+    def _message(self) -> Object:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.service.settings.alias,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._prompt_usage(),
+        }
+
+    def _end(self, reason: str) -> Object:
+        word = self.job.stop_word if self.job is not None and self.job.stop_word in self._stops else None
+        return {"stop_reason": "stop_sequence" if word else REASONS[reason], "stop_sequence": word}
+
+    def _prompt_usage(self) -> dict[str, int]:
+        n_prompt, n_cached = (0, 0) if self.job is None else (len(self.job.tokens), self.job.n_cached)
+        return {
+            "input_tokens": n_prompt - n_cached,
+            "cache_read_input_tokens": n_cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": 0,
+        }
+
+    def _dropped(self) -> dict[str, int]:
+        """Return additional counts of dropped tokens and turns; empty if there are none."""
+        return {} if self.job is None else self.job.dropped()
+
+
+class MessageBlocks(Blocks):
+    """The events of Anthropic's content blocks."""
+
+    def _opened(self, block: Block) -> Iterator[Event]:
+        yield {"type": "content_block_start", "index": block.index, "content_block": _content(block)}
+
+    def _grown(self, block: Block, text: str) -> Iterator[Event]:
+        kind, name = DELTAS[block.kind]
+        yield {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, name: text}}
+
+    def _closed(self, block: Block) -> Iterator[Event]:
+        if block.kind == "thinking":
+            signature = {"type": "signature_delta", "signature": ""}
+            yield {"type": "content_block_delta", "index": block.index, "delta": signature}
+        yield {"type": "content_block_stop", "index": block.index}
+
+
+def _content(block: Block) -> dict[str, Any]:
+    if block.kind == "thinking":
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
+    if block.kind == "text":
+        return {"type": "text", "text": block.text}
+    return {"type": "tool_use", "id": block.id, "name": block.name, "input": block.arguments}

@@ -1,24 +1,28 @@
-"""The application: routes, errors, middleware and the page."""
+"""The application: routes, errors, middleware, the page, and static files."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import resources
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from anyio import CapacityLimiter, to_thread
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pylongctx import __version__
-from pylongctx.serve import facts, generate, kobold, messages, ollama, render, rerank, responses, texts
-from pylongctx.serve.access import LOCAL, LOCAL_PAGE
+from pylongctx.serve import anthropic, facts, kobold, markup, native, ollama, openai, responses, texts
+from pylongctx.serve.bodies import Fields, read
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.gate import Gate, Guarded, as_response
+from pylongctx.serve.gate import LOCAL, LOCAL_PAGE, Gate, Guarded, as_response
 from pylongctx.serve.service import Service
-from pylongctx.serve.web import INDEX, Prefix, add_folder
 
+INDEX = "index.html"
+MAX_AT_ONCE = 2  # texts; the others wait, and answers of models are not slowed down
 TYPES = {
     ".html": "text/html",
     ".js": "text/javascript",
@@ -34,6 +38,68 @@ HEADERS = {  # the page loads nothing from other sites and cannot be framed
 }
 
 
+def add_folder(app: FastAPI, folder: Path) -> frozenset[str]:
+    """Serve the files of a folder where the app has no route; returns the paths of existing files."""
+    routes = {getattr(route, "path", "") for route in app.routes}
+    names = {f"/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*") if path.is_file()}
+    pages = {name.removesuffix(INDEX) for name in names if name.endswith(f"/{INDEX}")}
+    app.mount("/", StaticFiles(directory=folder, html=True), name="files")
+    return frozenset((names | pages) - routes)
+
+
+class Prefix:
+    """Removes a prefix from the paths of requests; other paths are not found.
+
+    Parameters
+    ----------
+    app : ASGI application
+        The application.
+    prefix : str
+        It begins with a slash and does not end with one.
+    """
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        if not path.startswith(f"{self._prefix}/"):
+            reason = ApiError(
+                404, "not_found_error", f"paths of this server begin with {self._prefix}: {path} does not"
+            )
+            await as_response(reason, path)(scope, receive, send)
+            return
+        short = path.removeprefix(self._prefix)
+        raw = scope["raw_path"].removeprefix(self._prefix.encode())
+        await self._app({**scope, "path": short, "raw_path": raw}, receive, send)
+
+
+class RenderBody(Fields):
+    """POST /render."""
+
+    text: str
+
+
+def render_routes() -> APIRouter:
+    """Return the route that renders Markdown for the page."""
+    api = APIRouter()
+    limiter: list[CapacityLimiter] = []  # made inside the loop that uses it
+
+    @api.post("/render", summary="Markdown, formulas and code as HTML, for the page: a list of blocks")
+    async def render(request: Request) -> dict[str, list[str]]:
+        body = await read(request, RenderBody)
+        if not limiter:
+            limiter.append(CapacityLimiter(MAX_AT_ONCE))
+        return {"blocks": await to_thread.run_sync(markup.blocks, body.text, limiter=limiter[0])}
+
+    return api
+
+
 def create_app(service: Service) -> FastAPI:
     """Return the ASGI application of a service; its end closes the service."""
 
@@ -43,14 +109,8 @@ def create_app(service: Service) -> FastAPI:
         service.close()
 
     app = FastAPI(title="pylongctx", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.include_router(generate.routes(service))
-    app.include_router(messages.routes(service))
-    app.include_router(responses.routes(service))
-    app.include_router(ollama.routes(service))
-    app.include_router(kobold.routes(service))
-    app.include_router(facts.routes(service))
-    app.include_router(texts.routes(service))
-    app.include_router(rerank.routes(service))
+    for module in (openai, native, anthropic, responses, ollama, kobold, facts, texts):
+        app.include_router(module.routes(service))
     enclose(app, service)
     return app
 
@@ -61,7 +121,7 @@ def enclose(app: FastAPI, service: Guarded) -> None:
     has_page = settings.page and settings.static_folder is None
     public = _add_page(app) if has_page else frozenset[str]()
     if has_page:
-        app.include_router(render.routes())
+        app.include_router(render_routes())
     is_taken = "/" in public or (settings.static_folder is not None and (settings.static_folder / INDEX).is_file())
     methods = ["HEAD"] if is_taken else ["GET", "HEAD"]
     app.add_api_route("/", ollama.running, methods=methods, include_in_schema=False)

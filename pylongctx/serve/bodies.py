@@ -1,19 +1,54 @@
-"""Request bodies with the fields of OpenAI and llama-server."""
+"""Request bodies with the fields of OpenAI and llama-server: reading their JSON, limits, and unsupported fields."""
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
+from fastapi import Request
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import from_json
+from starlette.datastructures import Headers
 
-from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS
-from pylongctx.engine.sampling.samplers import sampler_name
-from pylongctx.parallel.host import Host, Prompt
-from pylongctx.serve.errors import invalid
-from pylongctx.serve.fields import Fields, Open, Unserved
-from pylongctx.serve.shape import Shaped, as_schema, grammar_of
+from pylongctx.completions.grammar import LlamaGrammar
+from pylongctx.engine.sampling.params import KEYWORDS, MAX_BREAKERS, NUMBERS, SamplingParams, sampler_name
+from pylongctx.parallel import Host, MixedPrompt
+from pylongctx.serve import foreign
+from pylongctx.serve.errors import ApiError, invalid
 
+OLLAMA = "/api/"  # prefix of the routes of its API
+# maximum entries of lists and objects, by field
+MAX_ENTRIES = {
+    "messages": 8192,
+    "tools": 1024,
+    "functions": 1024,
+    "stop": 256,
+    "stop_sequences": 256,
+    "logit_bias": 65536,
+    "dry_sequence_breakers": MAX_BREAKERS,
+    "samplers": 64,
+    "input_extra": 1024,
+    "response_fields": 64,
+    "chat_template_kwargs": 1024,
+    "tokens": 1 << 20,
+    "prompt": 1 << 20,
+    "input": 1 << 20,
+    "documents": 1 << 20,
+    "texts": 1 << 20,
+}
+MAX_PARTS = 65536  # total content parts and tool calls of all messages
+MAX_STOP = 16384  # total characters of all stop strings
+SHOWN = 60  # characters of a value in error messages
+MAX_NAMED = 32  # maximum fields without effect named in a response
 # fields passed unchanged to create_completion and create_chat_completion
 SAMPLING = (
     *KEYWORDS,
@@ -28,13 +63,259 @@ SAMPLING = (
 # fields passed to templates
 TEMPLATE = ("functions", "function_call", "tools", "tool_choice", "response_format", "parallel_tool_calls")
 CHAT = ("messages", "logprobs", "top_logprobs", *TEMPLATE)
-TEMPERATURE = 0.8  # llama-server's default, also for chats
+TEMPERATURE: float = SamplingParams.temp  # llama-server's default, also for chats
 MAX_CHOICES = 64
 MAX_PROMPTS = 1024
 MAX_LOGPROBS = 100  # maximum log-probabilities per token
 MAX_STOP_TOKENS = 256
 NO_EFFORT = "none"  # of reasoning_effort
 NEVER = float("-inf")
+
+
+class Unserved:
+    """Unsupported fields of a request: they cause an error, a response header and a log message, or nothing.
+
+    Parameters
+    ----------
+    policy : str
+        ``warn``, ``ignore`` or ``refuse``.
+
+    Attributes
+    ----------
+    found : dict
+        The fields, each with the reason.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.found: dict[str, str] = {}
+
+    def note(self, name: str, reason: str) -> None:
+        """Record a field without effect; ApiError if such fields are refused."""
+        name = name[:SHOWN]
+        if self.policy == "refuse":
+            raise invalid(reason, name)
+        self.found.setdefault(name, reason)
+
+
+class Fields(BaseModel):
+    """The body of a request."""
+
+    def settle(self, unserved: Unserved) -> None:
+        """Record and drop values without effect."""
+
+
+class Open(BaseModel):
+    """An object inside a body, whose unknown fields have no effect."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+Body = TypeVar("Body", bound=Fields)
+
+
+async def read(request: Request, body: type[Body]) -> Body:
+    """Return the body of a request; ApiError when it is invalid."""
+    return load(body, await json_of(request), unserved_of(request))
+
+
+def unserved_of(request: Request) -> Unserved:
+    """Return the record of a request's fields without effect, which the gate made."""
+    unserved: Unserved = request.scope["unserved"]
+    return unserved
+
+
+def owner_of(request: Request) -> str | None:
+    """Return the owner of a request, whom the gate knows by the API key."""
+    owner: str | None = request.scope.get("owner")
+    return owner
+
+
+async def json_of(request: Request) -> Any:
+    """Return the JSON of a request; ApiError when it is not JSON, or not declared as JSON."""
+    if not is_json(request.headers, request.url.path):
+        kind = request.headers.get("content-type", "")
+        # pages of other sites can send other types without a CORS preflight
+        raise ApiError(415, "invalid_request_error", f"send the header Content-Type: application/json, not {kind!r}")
+    try:
+        return from_json(await request.body())
+    except ValueError as reason:
+        raise invalid(f"the body is not JSON: {reason}") from None
+
+
+def is_json(headers: Headers, path: str) -> bool:
+    """Return True if a body is declared as JSON; clients of Ollama other than browsers may omit it."""
+    said = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+    return said or (path.startswith(OLLAMA) and not _is_browser(headers))
+
+
+def _is_browser(headers: Headers) -> bool:
+    """Return True if a page may have sent a request; browsers always send one of these headers."""
+    by_browser = any(name in headers for name in ("origin", "sec-fetch-site"))
+    return by_browser or headers.get("user-agent", "").startswith("Mozilla/")
+
+
+def load(body: type[Body], fields: Any, unserved: Unserved) -> Body:
+    """Return a body from its fields; ApiError names the first unsupported one."""
+    if not isinstance(fields, dict):
+        raise invalid("the body must be a JSON object")
+    names = _names(body)
+    known = {name: field for field, all_names in names.items() for name in all_names}
+    given: dict[str, str] = {}  # the names in use, by field
+    for name, value in fields.items():
+        if name not in known:
+            _note_unknown(name, value, unserved)
+        elif value is not None:
+            _check_length(name, value)
+            field = known[name]
+            given[field] = min(given.get(field, name), name, key=names[field].index)
+    for name, value in fields.items():
+        first = given.get(known.get(name, ""), name)
+        if name in known and value is not None and value != fields[first]:
+            unserved.note(name, f"{name}={_shown(value)} has no effect together with {first}={_shown(fields[first])}")
+    try:
+        found = body.model_validate({name: fields[name] for name in given.values()})
+    except ValidationError as reason:
+        first_error = reason.errors(include_url=False, include_input=False)[0]
+        # for a union, the alternative that did not match follows the field
+        wrong = str(first_error["loc"][0]) if first_error["loc"] else None
+        raise invalid(f"{wrong}: {first_error['msg']}" if wrong else first_error["msg"], wrong) from None
+    for path in _unknown(found):
+        unserved.note(path, f"{path} is not supported here")
+    found.settle(unserved)
+    return found
+
+
+def _names(body: type[BaseModel]) -> dict[str, list[str]]:
+    """Return the names of each field of a body in order of precedence."""
+    found = {}
+    for name, field in body.model_fields.items():
+        choices = getattr(field.validation_alias, "choices", ())
+        found[name] = [*map(str, choices), name]
+    return found
+
+
+def _unknown(found: BaseModel, path: str = "") -> Iterator[str]:
+    """Yield the paths of unknown fields in the objects of a body."""
+    for name, value in found.model_extra.items() if found.model_extra else ():
+        if value is not None:
+            yield path + name
+    for name in type(found).model_fields:
+        value = getattr(found, name)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, BaseModel):
+                yield from _unknown(one, f"{path}{name}.")
+
+
+def _note_unknown(name: str, value: Any, unserved: Unserved) -> None:
+    """Record an unknown field, unless its value requests the existing behavior."""
+    if value is None or name in foreign.LABELS:
+        return
+    if name in foreign.REFUSED:
+        usual, reason = foreign.REFUSED[name]
+        if not _is_one_of(value, usual):
+            raise invalid(f"{name}={_shown(value)} is not supported: {reason}", name)
+        return
+    usual, reason = foreign.WITHOUT_EFFECT.get(name, ((), ""))
+    if not _is_one_of(value, usual):
+        shown = f"{name}={_shown(value)}" if name in foreign.WITHOUT_EFFECT else f"the field {name[:SHOWN]!r}"
+        unserved.note(name, f"{shown} is not supported" + (f": {reason}" if reason else " here"))
+
+
+def _is_one_of(value: Any, usual: tuple[Any, ...]) -> bool:
+    """Return True if a value is among others; false is not 0."""
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in usual)
+
+
+def _check_length(name: str, value: Any) -> None:
+    most = MAX_ENTRIES.get(name)
+    if most is not None and isinstance(value, list | dict) and len(value) > most:
+        raise invalid(f"{name} has {len(value)} entries, more than {most}", name)
+    if name in ("stop", "stop_sequences") and isinstance(value, list):
+        n = sum(len(one) for one in value if isinstance(one, str))
+        if n > MAX_STOP:
+            raise invalid(f"{name} has {n} characters, more than {MAX_STOP}", name)
+    if name in ("messages", "input") and isinstance(value, list):
+        n = sum(_n_parts(message) for message in value)
+        if n > MAX_PARTS:
+            raise invalid(f"{name}: {n} parts and calls, more than {MAX_PARTS}", name)
+
+
+def _n_parts(message: Any) -> int:
+    """Return how many parts a message has, including nested ones."""
+    lists = [value for value in message.values() if isinstance(value, list)] if isinstance(message, Mapping) else []
+    return sum(len(value) + sum(map(_n_parts, value)) for value in lists)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+class StructuredOutputs(Open):
+    """vLLM's ``structured_outputs``."""
+
+    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+
+
+class Shaped(Fields):
+    """Fields that constrain an answer, of which at most one may be set."""
+
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    def wanted(self) -> tuple[str, Any] | None:
+        """Return the kind of constraint, ``schema``, ``regex``, ``choice`` or ``grammar``, and its value."""
+        inner = self.structured_outputs or StructuredOutputs()
+        if inner.structural_tag is not None:
+            reason = "structured_outputs.structural_tag is not supported: use a schema, a regex, a choice or a grammar"
+            raise invalid(reason, "structured_outputs")
+        anything = {"type": "object"} if inner.json_object or None else None
+        given = [
+            ("grammar", "grammar", self.grammar),
+            ("json_schema", "schema", self.json_schema),
+            ("guided_json", "schema", self.guided_json),
+            ("guided_regex", "regex", self.guided_regex),
+            ("guided_choice", "choice", self.guided_choice),
+            ("guided_grammar", "grammar", self.guided_grammar),
+            ("structured_outputs.json", "schema", inner.json_),
+            ("structured_outputs.regex", "regex", inner.regex),
+            ("structured_outputs.choice", "choice", inner.choice),
+            ("structured_outputs.grammar", "grammar", inner.grammar),
+            ("structured_outputs.json_object", "schema", anything),
+        ]
+        found = [one for one in given if one[2] is not None]
+        if len(found) > 1:
+            (first, *_), (second, *_) = found[:2]
+            raise invalid(f"{first} and {second} cannot be combined", second.split(".")[0])
+        return None if not found else (found[0][1], found[0][2])
+
+
+def as_schema(value: Any) -> Any:
+    """Return a schema, which may be given as JSON text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError as reason:
+        raise ValueError(f"the JSON schema is not JSON: {reason}") from None
+
+
+def grammar_of(kind: str, value: Any) -> LlamaGrammar | str:
+    """Return the grammar for a result of ``Shaped.wanted``."""
+    if kind == "schema":
+        return LlamaGrammar.from_json_schema(value)
+    if kind == "regex":
+        return LlamaGrammar.from_regex(value)
+    return LlamaGrammar.from_choice(value) if kind == "choice" else str(value)
 
 
 def _also(*names: str, **limits: Any) -> Any:
@@ -59,6 +340,8 @@ class Extension(BaseModel):
 NUMBER_FIELDS: Any = {
     one.keyword: (one.kind | None, _also(one.keyword, *one.aliases, **one.request)) for one in NUMBERS
 }
+
+
 Sampled: Any = create_model("Sampled", __base__=Shaped, **NUMBER_FIELDS)
 
 
@@ -146,7 +429,7 @@ def _bias(pair: Any) -> tuple[int | str, float]:
     return int(key) if isinstance(key, str) and key.isdecimal() and key.isascii() else key, float(bias)
 
 
-def as_prompts(value: Any, most: int = MAX_PROMPTS, name: str = "prompt") -> tuple[list[Prompt], bool]:
+def as_prompts(value: Any, most: int = MAX_PROMPTS, name: str = "prompt") -> tuple[list[MixedPrompt], bool]:
     """Return the prompts of llama-server's field, each a text or a list of tokens and texts, and whether it was one.
 
     Raises
@@ -163,7 +446,7 @@ def as_prompts(value: Any, most: int = MAX_PROMPTS, name: str = "prompt") -> tup
     return [_one_prompt(one, name) for one in value], False
 
 
-def _one_prompt(value: Any, name: str) -> Prompt:
+def _one_prompt(value: Any, name: str) -> MixedPrompt:
     if isinstance(value, Mapping):
         extra = {key for key, given in value.items() if key not in ("prompt_string", "content") and given}
         if extra:
@@ -198,7 +481,7 @@ class CompletionBody(Generate):
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     @property
-    def prompts(self) -> list[Prompt]:
+    def prompts(self) -> list[MixedPrompt]:
         """The prompts, each a text or tokens and texts."""
         return as_prompts(self.prompt)[0]
 

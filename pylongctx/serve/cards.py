@@ -12,7 +12,7 @@ from typing import Any
 from pylongctx.model_files.digests import stats
 from pylongctx.model_files.gguf import FileId, file_id, header_of, shards
 from pylongctx.model_files.gguf_checks import Header
-from pylongctx.parallel.host import FILL, NEEDED
+from pylongctx.parallel import FILL, NEEDED
 
 Object = dict[str, Any]
 # names of quantizations by GGUF's general.file_type

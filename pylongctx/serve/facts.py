@@ -1,49 +1,112 @@
-"""Routes with information about the server and its model."""
+"""Routes with information about the server and its model, and for its sequences."""
 
 import asyncio
+import re
+import time
 from dataclasses import asdict
-from functools import partial
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from pylongctx._enums import OVERFLOWS
+from pylongctx._lib import error, lib
 from pylongctx.engine.compress import compression_prefills
-from pylongctx.engine.slots import Slot
+from pylongctx.engine.identity import difference
+from pylongctx.engine.saved_state import LlamaState
+from pylongctx.engine.slots import Slot, Snapshot
 from pylongctx.serve import metrics, native
-from pylongctx.serve.bodies import SlotBody
+from pylongctx.serve.bodies import SlotBody, owner_of, read
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.fields import read
 from pylongctx.serve.service import Service
-from pylongctx.serve.slotfiles import SlotFiles
 from pylongctx.serve.texts import token_text
 
+SLOT_FILE = re.compile(r"[\w-][\w.-]{0,127}", re.ASCII)
 STARTED = "Process-Start-Time-Unix"  # llama-server's header of /metrics
 PATIENCE = 0.5  # seconds between two looks at whether a client is still there
 
 
+class SlotFiles:
+    """The files of one user.
+
+    Parameters
+    ----------
+    service : Service
+        Has the folder.
+    owner : str or None
+        The owner of the request; each has a separate folder.
+
+    Raises
+    ------
+    ApiError
+        When the server has no folder for sequences.
+    """
+
+    def __init__(self, service: Service, owner: str | None) -> None:
+        folder = service.settings.slot_folder
+        if folder is None:
+            raise ApiError(
+                501, "not_supported_error", "this server does not save sequences: start it with --slot-save-path"
+            )
+        self._service = service
+        self._owner = owner
+        self._folder = folder / owner if owner else folder
+
+    async def save(self, seq: int, name: str) -> dict[str, Any]:
+        """Save an idle sequence to a file."""
+        path, began = self._path(name), time.monotonic()
+        saved = await self._service.between_steps(self._service.engine.save(seq, self._owner))
+        await self._service.in_thread(self._write, path, saved)
+        found = {"id_slot": seq, "filename": name, "n_saved": len(saved[0]), "n_written": path.stat().st_size}
+        return found | {"timings": {"save_ms": 1000 * (time.monotonic() - began)}}
+
+    async def restore(self, seq: int, name: str) -> dict[str, Any]:
+        """Restore an idle sequence from a file."""
+        path, began = self._path(name), time.monotonic()
+        if not path.is_file():
+            raise invalid(f"there is no saved sequence {name!r}", "filename")
+        state = await self._service.in_thread(self._read, path)
+        saved = state.input_ids, state.logits, state.llama_state
+        n = await self._service.between_steps(self._service.engine.load(seq, self._owner, saved))
+        found = {"id_slot": seq, "filename": name, "n_restored": n, "n_read": path.stat().st_size}
+        return found | {"timings": {"restore_ms": 1000 * (time.monotonic() - began)}}
+
+    def _path(self, name: str) -> Path:
+        if not SLOT_FILE.fullmatch(name):
+            raise invalid(
+                "filename must consist of letters, digits, '.', '_' and '-', and not begin with '.'", "filename"
+            )
+        return self._folder / name
+
+    def _write(self, path: Path, saved: Snapshot) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        LlamaState(*saved, self._service.host.identity).save(path)
+
+    def _read(self, path: Path) -> LlamaState:
+        state = LlamaState.load(path)
+        if reason := difference(state.identity, self._service.host.identity):
+            raise error(lib.LCTX_INVALID, f"the saved state does not fit: {reason}")
+        return state
+
+
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter()
+    api = APIRouter()
     engine = service.engine
 
-    async def ask(function: Any) -> Any:
-        """Run a function between two steps of the engine and return its result."""
-        return await service.between_steps(engine.call(function))
-
-    @router.get("/health", summary="Health of the server; needs no key")
-    @router.get("/v1/health", include_in_schema=False)
+    @api.get("/health", summary="Health of the server; needs no key")
+    @api.get("/v1/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         service.check_engine()
         return {"status": "ok"}
 
-    @router.get("/v1/models", summary="The model of this server")
-    @router.get("/models", include_in_schema=False)
+    @api.get("/v1/models", summary="The model of this server")
+    @api.get("/models", include_in_schema=False)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [_model(service)]}
 
-    @router.get("/v1/models/{name:path}", summary="The model by name; 404 for other names")
+    @api.get("/v1/models/{name:path}", summary="The model by name; 404 for other names")
     async def model(name: str) -> dict[str, Any]:
         if name not in (service.settings.alias, *service.settings.aliases):
             raise ApiError(
@@ -51,36 +114,35 @@ def routes(service: Service) -> APIRouter:
             )
         return _model(service)
 
-    @router.get("/props", summary="Settings, sampling defaults and the chat template")
+    @api.get("/props", summary="Settings, sampling defaults and the chat template")
     async def props() -> dict[str, Any]:
         return _props(service)
 
-    @router.get("/slots", summary="State and content of all sequences")
+    @api.get("/slots", summary="State and content of all sequences")
     async def slots() -> list[dict[str, Any]]:
         if not service.settings.slots:
             raise ApiError(501, "not_supported_error", "this server was started with --no-slots")
         return [_slot(service, slot) for slot in engine.slots]
 
-    @router.post("/slots/{seq}", summary="Erase or compress a sequence; with --slot-save-path save or restore it")
+    @api.post("/slots/{seq}", summary="Erase or compress a sequence; with --slot-save-path save or restore it")
     async def act(request: Request, seq: int, action: str = "erase") -> dict[str, Any]:
         return await _act(service, request, seq, action)
 
-    @router.get("/metrics", summary="Counts and gauges for Prometheus")
+    @api.get("/metrics", summary="Counts and gauges for Prometheus")
     async def numbers() -> Response:
         page = metrics.page(service, await service.kv_bytes())
         return Response(page, headers={STARTED: str(service.started)}, media_type=metrics.TYPE)
 
-    @router.get("/v1/longctx", summary="Method, KV memory, and with id=ANSWER the chunks that were read for it")
+    @api.get("/v1/longctx", summary="Method, KV memory, and with id=ANSWER the chunks that were read for it")
     async def longctx(id: str | None = None) -> dict[str, Any]:
-        found: dict[str, Any] = await ask(partial(_longctx, service, id))
-        return found
+        return await service.between_steps(engine.call(lambda: _longctx(service, id)))
 
-    return router
+    return api
 
 
 async def _act(service: Service, request: Request, seq: int, action: str) -> dict[str, Any]:
     """Do what a client wants of an idle sequence."""
-    n_seq, owner = service.host.n_seq, request.scope.get("owner")
+    n_seq, owner = service.host.n_seq, owner_of(request)
     if not 0 <= seq < n_seq:
         raise invalid(f"the sequence must be from 0 to {n_seq - 1}, not {seq}", "id_slot")
     if action == "erase":
@@ -99,7 +161,7 @@ async def _compress(service: Service, request: Request, seq: int, body: SlotBody
     """Compress a sequence; it stays as it was when the client leaves before the end."""
     if body.ratio is None:
         raise invalid("compress needs a ratio, the fraction of the KV entries to keep", "ratio")
-    future = service.engine.compress(body.ratio, seq, request.scope.get("owner"), body.answer)
+    future = service.engine.compress(body.ratio, seq, owner_of(request), body.answer)
     with service.admitted():
         done = asyncio.ensure_future(service.between_steps(future))
         while not (await asyncio.wait([done], timeout=PATIENCE))[0]:

@@ -2,24 +2,19 @@
 
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from pylongctx.serve import native
-from pylongctx.serve.answer import Chunks, Lazy, Make, answer
-from pylongctx.serve.bodies import NativeBody
+from pylongctx.serve.bodies import Fields, NativeBody, read
 from pylongctx.serve.errors import ApiError
-from pylongctx.serve.exchange import Exchange, NamedEvents
-from pylongctx.serve.fields import Fields, read
+from pylongctx.serve.handler import Chunks, NamedEvents, Object
+from pylongctx.serve.native import NativeHandler
 from pylongctx.serve.service import Service
 
 API, PROGRAM = "1.2.5", "1.100"  # versions of KoboldAI and KoboldCpp by which clients detect features
 MAX_LENGTH = 256  # default tokens of an answer
 REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
-
-Object = dict[str, Any]
 
 
 class KoboldBody(NativeBody):
@@ -43,33 +38,32 @@ class CountBody(Fields):
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(prefix="/api")
+    api = APIRouter(prefix="/api")
     host = service.host
 
     async def complete(request: Request, stream: bool) -> Response:
         body = await read(request, KoboldBody)
-        body.stream, body.max_tokens = stream, MAX_LENGTH if body.max_tokens is None else body.max_tokens
-        given = Lazy(partial(body.sampling, service.settings.sampling, host))
-        makes: list[Make] = [partial(native.complete, body, body.text, given, 0)]
-        return await answer(service, request, body, makes, KoboldForm())
+        body.stream, body.n = stream, 1
+        body.max_tokens = MAX_LENGTH if body.max_tokens is None else body.max_tokens
+        return await KoboldHandler(service, request, body, [body.text]).answer()
 
-    @router.post("/v1/generate", summary="Continue a text, in KoboldAI's form")
-    @router.post("/latest/generate", include_in_schema=False)
+    @api.post("/v1/generate", summary="Continue a text, in KoboldAI's form")
+    @api.post("/latest/generate", include_in_schema=False)
     async def generate(request: Request) -> Response:
         return await complete(request, False)
 
-    @router.post("/extra/generate/stream", summary="Continue a text as a stream")
+    @api.post("/extra/generate/stream", summary="Continue a text as a stream")
     async def stream(request: Request) -> Response:
         return await complete(request, True)
 
-    @router.post("/extra/generate/check", include_in_schema=False)
-    @router.get("/extra/generate/check", include_in_schema=False)
-    @router.post("/extra/abort", include_in_schema=False)
+    @api.post("/extra/generate/check", include_in_schema=False)
+    @api.get("/extra/generate/check", include_in_schema=False)
+    @api.post("/extra/abort", include_in_schema=False)
     async def refuse(request: Request) -> Response:
         way_out = "use /api/extra/generate/stream, and close the connection to end an answer"
         raise ApiError(501, "not_supported_error", f"{request.url.path} is not supported: {way_out}")
 
-    @router.post("/extra/tokencount", include_in_schema=False)
+    @api.post("/extra/tokencount", include_in_schema=False)
     async def count(request: Request) -> Object:
         body = await read(request, CountBody)
         with service.admitted():
@@ -85,27 +79,27 @@ def routes(service: Service) -> APIRouter:
         "/v1/config/max_length": {"value": MAX_LENGTH},
     }
     for path, fact in facts.items():
-        router.add_api_route(path, partial(_fact, fact), methods=["GET"], include_in_schema=False)
-    return router
+        api.add_api_route(path, partial(_fact, fact), methods=["GET"], include_in_schema=False)
+    return api
 
 
 async def _fact(fact: Object) -> Object:
     return fact
 
 
-class KoboldForm:
-    """Answers in KoboldCpp's form."""
+class KoboldHandler(NativeHandler):
+    """Continues a text in KoboldCpp's form."""
 
     prefix = "kobold-"
-    frames = NamedEvents
+    response = NamedEvents
 
-    def whole(self, exchange: Exchange, found: list[Object]) -> Object:
+    def whole(self, found: list[Object]) -> Object:
         """Return one object."""
         (made,) = found
         counts = {"prompt_tokens": made["tokens_evaluated"], "completion_tokens": made["tokens_predicted"]}
         return {"results": [{"text": made["content"], "finish_reason": REASONS[made["stop_type"]], **counts}]}
 
-    async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[Object | None]:
+    async def events(self, chunks: Chunks) -> AsyncIterator[Object | None]:
         """Yield a token, or the reason for the end."""
         async for _, chunk in chunks:
             if chunk is None or "content" not in chunk:

@@ -1,23 +1,20 @@
-"""llama-server's form of completions, and prompts of fill-in requests."""
+"""llama-server's routes for completions, its form of answers, and prompts of fill-in requests."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pylongctx.completions.logprobs import TokenEntry
-from pylongctx.completions.results import Generation
-from pylongctx.engine.sampling.params import SamplingParams
-from pylongctx.engine.sampling.samplers import SAMPLERS
-from pylongctx.parallel.host import NEEDED, Host, Prompt
-from pylongctx.parallel.ticket import Ticket
-from pylongctx.serve.answer import Chunks, seeded
-from pylongctx.serve.bodies import NEVER, Chunk, NativeBody
+from fastapi import APIRouter, Request, Response
+
+from pylongctx.completions.results import Generation, TokenEntry
+from pylongctx.engine.sampling.params import SAMPLERS, SamplingParams
+from pylongctx.parallel import NEEDED, EngineSource, Host, MixedPrompt
+from pylongctx.serve.bodies import NEVER, Chunk, InfillBody, NativeBody, as_prompts, read
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.exchange import EventStream, Exchange
+from pylongctx.serve.handler import Chunks, Handler, Object
 from pylongctx.serve.service import Service
 
-Object = dict[str, Any]
 # llama-server's names of sampler settings
 NAMES = {
     "temp": "temperature",
@@ -28,76 +25,161 @@ NAMES = {
 PROJECT = "myproject"  # llama-server's name of the repository in such prompts
 
 
-def complete(
-    body: NativeBody, prompt: Prompt, given: Callable[[], Object], index: int, ticket: Ticket, stream: bool
-) -> Any:
-    """Return the final object of a completion, or with ``stream`` an iterator of all of them."""
-    return _run(body, ticket.host.plain(prompt), given, index, ticket, stream)
+def routes(service: Service) -> APIRouter:
+    """Return the routes."""
+    api = APIRouter()
+
+    @api.post("/completion", summary="Continue a text or several, in llama-server's form")
+    @api.post("/completions", include_in_schema=False)
+    async def complete(request: Request) -> Response:
+        body = await read(request, NativeBody)
+        prompts, single = as_prompts(body.prompt)
+        return await NativeHandler(service, request, body, prompts, single).answer()
+
+    @api.post("/infill", summary="Fill in the text between two texts, for models trained for it")
+    async def infill(request: Request) -> Response:
+        return await InfillHandler(service, request, await read(request, InfillBody)).answer()
+
+    return api
 
 
-def fill(
-    body: NativeBody,
-    prompt: Callable[[], str | list[int]],
-    given: Callable[[], Object],
-    index: int,
-    ticket: Ticket,
-    stream: bool,
-) -> Any:
-    """Return the same for a prompt that is created in a thread, such as that of a fill-in request."""
-    return _run(body, prompt(), given, index, ticket, stream)
+class NativeHandler(Handler[NativeBody]):
+    """Continues texts in the form of llama-server's own route.
 
+    Parameters
+    ----------
+    service : Service
+        The model, its engine and its threads.
+    request : Request
+        The HTTP request.
+    body : NativeBody
+        Its fields.
+    prompts : list
+        Its prompts, for each of which there are ``n`` completions.
+    single : bool
+        Whether the request has one prompt instead of a list.
+    """
 
-def _run(
-    body: NativeBody, prompt: str | list[int], given: Callable[[], Object], index: int, ticket: Ticket, stream: bool
-) -> Any:
-    wanted = seeded(given(), index, ticket.host.seed)
-    limit = -1 if body.max_tokens is None else body.max_tokens
-    n_probs = body.n_probs or None
-    if body.n_keep and not ticket.evicts:
-        reason = (
-            f"n_keep={body.n_keep} is not supported without eviction, start the server with --overflow evict_middle"
+    prefix = "cmpl-"
+
+    def __init__(
+        self, service: Service, request: Request, body: NativeBody, prompts: list[MixedPrompt], single: bool = True
+    ) -> None:
+        super().__init__(service, request, body, len(prompts) * (body.n or 1))
+        self._prompts = prompts
+        self._single = single and (body.n or 1) == 1
+        self._sampling: Object = {}
+
+    def prepare(self) -> None:
+        """Compute the sampling arguments."""
+        self._sampling = self.body.sampling(self.service.settings.sampling, self.host)
+
+    def prompt(self, index: int) -> str | list[int]:
+        """Return the prompt of a completion."""
+        return self.host.plain(self._prompts[index // (self.body.n or 1)])
+
+    def complete(self, index: int, source: EngineSource) -> Object:
+        """Return the final object of a completion, with all of its text."""
+        *parts, whole = self.stream(index, source)
+        whole["content"] = "".join(part["content"] for part in parts)
+        whole["tokens"] = [token for part in parts for token in part["tokens"]] if self.body.return_tokens else []
+        if self.body.n_probs:
+            found = [one for part in parts for one in part.get("completion_probabilities", ())]
+            whole["completion_probabilities"] = found
+        return whole
+
+    def stream(self, index: int, source: EngineSource) -> Iterator[Object]:
+        """Start a completion and return an iterator of its objects."""
+        body = self.body
+        if body.n_keep and not source.evicts:
+            reason = (
+                f"n_keep={body.n_keep} is not supported without eviction, start the server with --overflow evict_middle"
+            )
+            raise invalid(reason, "n_keep")
+        generation = source.completer().generation(
+            self.prompt(index),
+            **self.seeded(self._sampling, index % (body.n or 1)),
+            max_tokens=-1 if body.max_tokens is None else body.max_tokens,
+            logprobs=body.n_probs or None,
+            post_sampling_probs=body.post_sampling_probs,
+            n_keep=body.n_keep,
         )
-        raise invalid(reason, "n_keep")
-    more: Object = {"max_tokens": limit, "logprobs": n_probs, "post_sampling_probs": body.post_sampling_probs}
-    more["n_keep"] = body.n_keep
-    generation = ticket.completer().generation(prompt, **wanted, **more)
-    objects = _objects(body, ticket, generation)
-    return objects if stream else _collect(body, objects)
+        return self._objects(generation)
+
+    def _objects(self, generation: Generation) -> Iterator[Object]:
+        """Yield the parts of a completion, and the final object."""
+        body, n_sent, has_new_line, job = self.body, 0, False, generation.job
+        to_object = sampled if body.post_sampling_probs else probabilities
+        for text, entries in _parts(generation):
+            has_new_line |= "\n" in text
+            if text or n_sent < generation.n_tokens:
+                part = _counts(generation) | {"content": text, "tokens": generation.tokens[n_sent:], "stop": False}
+                n_sent = generation.n_tokens
+                if entries:
+                    part["completion_probabilities"] = [to_object(entry) for entry in entries]
+                if body.timings_per_token:
+                    part["timings"] = job.timings()
+                yield part
+        generation.finish()
+        kind = "eos" if generation.ended else "word" if generation.word else "limit"
+        params, n_held = generation.params, len(job.tokens) + generation.n_tokens - job.n_evicted
+        assert params is not None
+        given = {"n_predict": job.limit, "n_probs": body.n_probs or 0, "post_sampling_probs": body.post_sampling_probs}
+        end: Object = {
+            "content": "",
+            "tokens": [],
+            "stop": True,
+            "model": self.service.settings.alias,
+            "generation_settings": settings(params) | given,
+            "prompt": self.host.model.detokenize(job.tokens.tolist(), True).decode("utf-8", "replace"),
+            "has_new_line": has_new_line,
+            "truncated": bool(job.dropped_tokens) or (kind == "limit" and n_held >= self.host.n_ctx),
+            "stop_type": kind,
+            "stopping_word": generation.word,
+            "tokens_cached": n_held - (generation.n_tokens > 0),
+            "timings": job.timings(),
+        }
+        yield _counts(generation) | end
+
+    def whole(self, found: list[Object]) -> Any:
+        """Return one object, or a list of them."""
+        objects = [self._indexed(i, one) for i, one in enumerate(found)]
+        return objects[0] if self._single else objects
+
+    async def events(self, chunks: Chunks) -> AsyncIterator[Object | None]:
+        """Yield the objects as they come."""
+        async for index, chunk in chunks:
+            if chunk is None:
+                yield None
+            elif "prompt_progress" in chunk:
+                yield {"index": index, "content": "", "tokens": [], "stop": False, **chunk}
+            else:
+                yield self._indexed(index, chunk)
+
+    def _indexed(self, index: int, one: Object) -> Object:
+        one["index"] = index
+        if one["stop"] and self.body.response_fields:
+            return _chosen(one, self.body.response_fields)
+        return one
 
 
-def _objects(body: NativeBody, ticket: Ticket, generation: Generation) -> Iterator[Object]:
-    """Yield the parts of a completion, and the final object."""
-    n_sent, has_new_line, job = 0, False, generation.job
-    to_object = sampled if body.post_sampling_probs else probabilities
-    for text, entries in _parts(generation):
-        has_new_line |= "\n" in text
-        if text or n_sent < generation.n_tokens:
-            part = _counts(generation) | {"content": text, "tokens": generation.tokens[n_sent:], "stop": False}
-            n_sent = generation.n_tokens
-            if entries:
-                part["completion_probabilities"] = [to_object(entry) for entry in entries]
-            if body.timings_per_token:
-                part["timings"] = job.timings()
-            yield part
-    generation.finish()
-    kind = "eos" if generation.ended else "word" if generation.word else "limit"
-    params, n_held = generation.params, len(job.tokens) + generation.n_tokens - job.n_cut
-    assert params is not None
-    end: Object = {
-        "content": "",
-        "tokens": [],
-        "stop": True,
-        "model": "",  # set by the form
-        "generation_settings": settings(params) | _wanted(body, job.limit),
-        "prompt": ticket.model.detokenize(job.tokens.tolist(), True).decode("utf-8", "replace"),
-        "has_new_line": has_new_line,
-        "truncated": bool(job.dropped_tokens) or (kind == "limit" and n_held >= ticket.host.n_ctx),
-        "stop_type": kind,
-        "stopping_word": generation.word,
-        "tokens_cached": n_held - (generation.n_tokens > 0),
-        "timings": job.timings(),
-    }
-    yield _counts(generation) | end
+class InfillHandler(NativeHandler):
+    """Writes the text between two texts."""
+
+    def __init__(self, service: Service, request: Request, body: InfillBody) -> None:
+        super().__init__(service, request, body, [body.prompt])
+        self._texts = body.input_prefix, body.input_suffix, body.prompt
+        self._extra = body.input_extra
+        self._tokens: list[int] = []
+
+    def prepare(self) -> None:
+        """Compute the sampling arguments and the prompt of all choices."""
+        super().prepare()
+        self._tokens = infill_prompt(self.host, *self._texts, self._extra, self.service.settings.spm_infill)
+
+    def prompt(self, index: int) -> list[int]:
+        """Return the prompt."""
+        return self._tokens
 
 
 def _parts(generation: Generation) -> Iterator[tuple[str, list[TokenEntry]]]:
@@ -110,11 +192,6 @@ def _parts(generation: Generation) -> Iterator[tuple[str, list[TokenEntry]]]:
         yield "", entries
 
 
-def _wanted(body: NativeBody, limit: int | None) -> Object:
-    asked = {"n_probs": body.n_probs or 0, "post_sampling_probs": body.post_sampling_probs}
-    return {"n_predict": limit} | asked
-
-
 def _counts(generation: Generation) -> Object:
     job = generation.job
     return {
@@ -123,17 +200,6 @@ def _counts(generation: Generation) -> Object:
         "tokens_predicted": generation.n_tokens,
         "tokens_evaluated": len(job.tokens),
     }
-
-
-def _collect(body: NativeBody, objects: Iterator[Object]) -> Object:
-    """Return the whole of a completion."""
-    *parts, whole = objects
-    whole["content"] = "".join(part["content"] for part in parts)
-    whole["tokens"] = [token for part in parts for token in part["tokens"]] if body.return_tokens else []
-    if body.n_probs:
-        found = [one for part in parts for one in part.get("completion_probabilities", ())]
-        whole["completion_probabilities"] = found
-    return whole
 
 
 def probabilities(entry: TokenEntry) -> Object:
@@ -163,51 +229,6 @@ def settings(params: SamplingParams) -> Object:
     found = {NAMES.get(name, name): value for name, value in asdict(params).items() if name != "logit_bias"}
     bias = [{"token": token, "bias": value if value > NEVER else None} for token, value in params.logit_bias.items()]
     return found | {"logit_bias": bias, "samplers": list(SAMPLERS if params.samplers is None else params.samplers)}
-
-
-class NativeForm:
-    """Completions in the form of llama-server's own route.
-
-    Parameters
-    ----------
-    service : Service
-        Has the names.
-    body : NativeBody
-        The request.
-    single : bool
-        Whether the request has one prompt instead of a list.
-    """
-
-    prefix = "cmpl-"
-    frames = EventStream
-
-    def __init__(self, service: Service, body: NativeBody, single: bool) -> None:
-        self._body = body
-        self._single = single and (body.n or 1) == 1
-        self._model = service.settings.alias
-
-    def whole(self, exchange: Exchange, found: list[Object]) -> Any:
-        """Return one object, or a list of them."""
-        objects = [self._named(i, one) for i, one in enumerate(found)]
-        return objects[0] if self._single else objects
-
-    async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[Object | None]:
-        """Yield the objects as they come."""
-        async for index, chunk in chunks:
-            if chunk is None:
-                yield None
-            elif "prompt_progress" in chunk:
-                yield {"index": index, "content": "", "tokens": [], "stop": False, **chunk}
-            else:
-                yield self._named(index, chunk)
-
-    def _named(self, index: int, one: Object) -> Object:
-        one["index"] = index
-        if "model" in one:
-            one["model"] = self._model
-            if self._body.response_fields:
-                return _chosen(one, self._body.response_fields)
-        return one
 
 
 def _chosen(one: Object, paths: list[str]) -> Object:

@@ -1,7 +1,9 @@
 """Ollama's API: the routes of its clients, for the one model of this server."""
 
+import json
 import time
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -9,18 +11,36 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
 from pylongctx.completions.embeddings import RANK
-from pylongctx.parallel.host import NEEDED
+from pylongctx.parallel import NEEDED, Host
 from pylongctx.serve import native
-from pylongctx.serve.answer import Lazy, Make, answer
-from pylongctx.serve.cards import FOREVER, card_of, parameters
+from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
+from pylongctx.serve.bodies import SAMPLING, ChatBody, Fields, NativeBody, Unserved, load, read, unserved_of
+from pylongctx.serve.cards import FOREVER, card_of, parameters, stamp, thinks
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.fields import Fields, read
-from pylongctx.serve.generate import chats, rendering
-from pylongctx.serve.ollama_answers import NANO, OllamaForm, chat_piece, frame, generate_piece
-from pylongctx.serve.ollama_bodies import KEPT, OllamaBody, OllamaChatBody, OllamaGenerateBody, can_think
+from pylongctx.serve.handler import Chunks, Handler, JsonLines, Object
+from pylongctx.serve.native import NativeHandler, infill_prompt
+from pylongctx.serve.openai import ChatHandler, template_completer
 from pylongctx.serve.service import Service
 from pylongctx.serve.texts import MAX_TEXTS
 
+# request options that are fields of other APIs
+SAMPLING_OPTIONS = frozenset({*SAMPLING, "mirostat", "repeat_last_n"} - {"grammar", "mirostat_mode"})
+# options about loading a model, and the equivalent command line options
+LOADING_OPTIONS = {
+    "num_batch": "-b",
+    "num_gpu": "-ngl",
+    "main_gpu": "-mg",
+    "num_thread": "-t",
+    "use_mmap": "--load-mode",
+    "use_mlock": "--load-mode",
+}
+ANY_OBJECT = {"type": "object"}  # meaning of format "json"
+KEPT = "keep_alive has no effect: the model stays loaded until the server ends or replaces it"
+CUT = "is not supported: a prompt that does not fit is refused, --overflow evict_middle evicts old turns"
+NAMES = {"thinking": "thinking", "text": "content"}  # of blocks
+NANO = 10**9
+PER_MS = 10**6
+Piece = Callable[[Mapping[str, Any]], Object]
 VERSION = "0.12.11"  # version of Ollama by which clients detect features
 RUNNING = "Ollama is running"  # expected by clients at /
 LATEST = ":latest"  # Ollama's tag of a name without one
@@ -34,6 +54,357 @@ CHANGING = (
     ("DELETE", "delete"),
     ("POST", "blobs/{digest}"),
 )
+
+
+class OllamaBody(Fields):
+    """Common fields of /api/chat and /api/generate."""
+
+    stream: bool | None = None
+    options: dict[str, Any] | None = None
+    format: Any = None
+    think: bool | str | None = None
+    keep_alive: Any = None
+    truncate: bool | None = None
+    shift: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def note(self, unserved: Unserved, host: Host) -> None:
+        """Record fields without effect."""
+        for name, reason in _without_effect(self.options or {}, host.n_ctx):
+            unserved.note(f"options.{name}", reason)
+        if self.keep_alive is not None:
+            unserved.note("keep_alive", KEPT)
+        for name in ("truncate", "shift"):
+            if getattr(self, name) and not host.session.evicts:
+                unserved.note(name, f"{name}=true {CUT}")
+
+    def shared(self) -> Object:
+        """Return the fields that all APIs share."""
+        given = self.options or {}
+        found = {name: value for name, value in given.items() if name in SAMPLING_OPTIONS}
+        wanted = given.get("num_predict")
+        if isinstance(wanted, int) and wanted <= 0:  # no limit
+            wanted = None
+        return found | {"max_tokens": wanted, "stream": self.stream is not False}
+
+    @property
+    def schema_wanted(self) -> Object | None:
+        """The schema of the answer."""
+        if self.format in (None, ""):
+            return None
+        if self.format == "json":
+            return ANY_OBJECT
+        if not isinstance(self.format, dict):
+            raise invalid(f"format must be 'json' or a schema, not {json.dumps(self.format)[:60]}", "format")
+        return self.format
+
+    def chat(
+        self, messages: list[Object], host: Host, unserved: Unserved, tools: list[Object] | None = None
+    ) -> ChatBody:
+        """Return the request for OpenAI's route of chats."""
+        fields = self.shared() | {"messages": messages, "tools": tools or None, **_thinking(self.think, host)}
+        if (schema := self.schema_wanted) is not None:
+            fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": schema}}
+        if self.logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        return load(ChatBody, fields, unserved)
+
+
+def _without_effect(options: Mapping[str, Any], n_ctx: int) -> Iterator[tuple[str, str]]:
+    for name, value in options.items():
+        if value is None or name in SAMPLING_OPTIONS or name == "num_predict":
+            continue
+        if name == "num_ctx":
+            if isinstance(value, int) and value > n_ctx:
+                more = f"more than the {n_ctx} tokens of this server's context: start it with -c {value}"
+                yield name, f"options.num_ctx={value} is {more}"
+        elif name in LOADING_OPTIONS:
+            yield name, f"options.{name} has no effect: it is set when the server starts, with {LOADING_OPTIONS[name]}"
+        else:
+            yield name[:60], f"options.{name[:60]} has no effect here"
+
+
+def can_think(host: Host) -> bool:
+    """Return True if the chat template supports reasoning."""
+    return thinks(host.templates.template.info["source"])
+
+
+def _thinking(wanted: bool | str | None, host: Host) -> Object:
+    """Return the fields about reasoning and its effort."""
+    if wanted is None:
+        return {}
+    if wanted and not can_think(host):
+        raise invalid(f"think={wanted!r} is not supported: the model's chat template has no reasoning", "think")
+    if isinstance(wanted, str) and "reasoning_effort" in host.templates.template.info["source"]:
+        return {"reasoning_effort": wanted}
+    return {"chat_template_kwargs": {"enable_thinking": bool(wanted)}}
+
+
+class OllamaChatBody(OllamaBody):
+    """POST /api/chat."""
+
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+    def openai_messages(self) -> list[Object]:
+        """Return the messages in OpenAI's form, with ids that assign tool results to calls."""
+        ids: dict[str, str] = {}
+        return [_message(i, message, ids) for i, message in enumerate(self.messages or ())]
+
+
+def _message(i: int, message: Mapping[str, Any], ids: dict[str, str]) -> Object:
+    """Return a message; ``ids`` has the last call of each function."""
+    if message.get("images"):
+        raise invalid(f"messages[{i}]: images are not supported, only text", "messages")
+    found = {"role": str(message.get("role", "")).lower(), "content": message.get("content") or ""}
+    if message.get("thinking"):
+        found["reasoning_content"] = message["thinking"]
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_call(f"call_{i}_{j}", call, ids) for j, call in enumerate(calls)]
+    if found["role"] == "tool":
+        name = str(message.get("tool_name") or "")
+        found["tool_call_id"] = message.get("tool_call_id") or ids.get(name) or next(reversed(ids.values()), "call")
+        if name:
+            found["name"] = name
+    return found
+
+
+def _call(id: str, call: Any, ids: dict[str, str]) -> Object:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise invalid("a tool call must have a function with name and arguments", "messages")
+    name = str(function.get("name", ""))
+    ids[name] = id = str(call.get("id") or id)
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+class OllamaGenerateBody(OllamaBody):
+    """POST /api/generate."""
+
+    prompt: str = ""
+    suffix: str | None = None
+    system: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    raw: bool | None = None
+    images: list[Any] | None = None
+
+    def check(self) -> None:
+        """Raise ApiError for fields that would change the answer."""
+        if self.images:
+            raise invalid("images are not supported, only text", "images")
+        if self.template:
+            raise invalid(
+                "template is not supported: the server uses the model's own, or that of --chat-template", "template"
+            )
+        if self.raw and (self.system or self.context):
+            name = "system" if self.system else "context"
+            raise invalid(f"raw=true uses the prompt unchanged, without {name}", name)
+
+    def openai_messages(self) -> list[Object]:
+        """Return the equivalent conversation: the system prompt and a question."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.prompt}]
+
+    def native(self, unserved: Unserved) -> NativeBody:
+        """Return the request for llama-server's route, without its prompt."""
+        fields = self.shared() | {"json_schema": self.schema_wanted}
+        probabilities = {"n_probs": max(1, self.top_logprobs or 0)} if self.logprobs else {}
+        return load(NativeBody, fields | probabilities, unserved)
+
+
+def frame(model: str) -> Object:
+    """Return the common fields of all objects."""
+    return {"model": model, "created_at": stamp(datetime.now(timezone.utc))}
+
+
+def chat_piece(fields: Mapping[str, Any]) -> Object:
+    """Return a piece of a chat's answer."""
+    return {"message": {"role": "assistant", "content": "", **fields}}
+
+
+def generate_piece(fields: Mapping[str, Any]) -> Object:
+    """Return a piece of the answer to a prompt."""
+    more = {name: value for name, value in fields.items() if name != "content"}
+    return {"response": fields.get("content", "")} | more
+
+
+class OllamaWriter:
+    """Writes the answer of a handler in Ollama's form, whose completion is in OpenAI's or llama-server's form.
+
+    Parameters
+    ----------
+    model : str
+        The model's name.
+    piece : callable
+        Formats a part of the answer: ``chat_piece`` or ``generate_piece``.
+    with_context : bool
+        Whether the tokens of prompt and answer are in the field ``context`` at the end.
+    """
+
+    def __init__(self, model: str, piece: Piece, with_context: bool = False) -> None:
+        self._model = model
+        self._piece = piece
+        self._with_context = with_context
+        self._began = time.monotonic()
+
+    def whole(self, handler: Handler[Any], found: list[Object]) -> Object:
+        """Return one object."""
+        said, logprobs, reason = _parts_of(found[0])
+        fields: Object = {}
+        for block in blocks_of(said):
+            name, value = _field(block)
+            fields[name] = fields[name] + value if name in fields else value
+        end = self._end(handler, reason, fields.get("content", ""))
+        return frame(self._model) | self._piece(fields) | _logprobs(logprobs) | end
+
+    async def events(self, handler: Handler[Any], chunks: Chunks) -> AsyncIterator[Object]:
+        """Yield the objects; an empty piece keeps the connection alive."""
+        pieces, pending, reason, text = Pieces(), list[Any](), "", ""
+        async for _, chunk in chunks:
+            if chunk is None:
+                yield self._part({}, [])
+                continue
+            delta, logprobs, end = _parts_of(chunk)
+            reason, pending = end or reason, pending + list(logprobs)
+            for fields in pieces.feed(delta):
+                text += fields.get("content", "")
+                yield self._part(fields, pending)
+                pending = []
+        for fields in pieces.finish():
+            yield self._part(fields, [])
+        yield frame(self._model) | self._piece({}) | _logprobs(pending) | self._end(handler, reason, text)
+
+    def _part(self, fields: Mapping[str, Any], logprobs: list[Any]) -> Object:
+        return frame(self._model) | self._piece(fields) | _logprobs(logprobs) | {"done": False}
+
+    def _end(self, handler: Handler[Any], reason: str, text: str) -> Object:
+        job, timings = handler.job, handler.timings(0)
+        assert job is not None
+        end: Object = {
+            "done": True,
+            "done_reason": "length" if reason == "length" else "stop",
+            "total_duration": round(NANO * (time.monotonic() - self._began)),
+            "load_duration": 0,
+            "prompt_eval_count": len(job.tokens),
+            "prompt_eval_duration": round(PER_MS * timings["prompt_ms"]),
+            "eval_count": job.n_generated,
+            "eval_duration": round(PER_MS * timings["predicted_ms"]),
+        }
+        if self._with_context:
+            end["context"] = [*job.tokens.tolist(), *handler.host.tokens(text, special=False)]
+        return end
+
+
+class OllamaChatHandler(ChatHandler):
+    """Answers a conversation, or a prompt as one."""
+
+    prefix = "ollama-"
+    response = JsonLines
+
+    def __init__(
+        self, service: Service, request: Request, body: ChatBody, piece: Piece, with_context: bool = False
+    ) -> None:
+        super().__init__(service, request, body)
+        self._writer = OllamaWriter(self.service.settings.alias, piece, with_context)
+
+    def whole(self, found: list[Object]) -> Object:
+        """Return one object."""
+        return self._writer.whole(self, found)
+
+    def events(self, chunks: Chunks) -> AsyncIterator[Object | None]:
+        """Yield the objects."""
+        return self._writer.events(self, chunks)
+
+
+class OllamaGenerateHandler(NativeHandler):
+    """Continues a prompt unchanged (``raw``), after an earlier context, or up to a suffix."""
+
+    prefix = "ollama-"
+    response = JsonLines
+
+    def __init__(self, service: Service, request: Request, asked: OllamaGenerateBody) -> None:
+        super().__init__(service, request, asked.native(unserved_of(request)), [asked.prompt])
+        self._asked = asked
+        self._tokens: str | list[int] = asked.prompt
+        self._writer = OllamaWriter(self.service.settings.alias, generate_piece, bool(asked.context))
+
+    def prepare(self) -> None:
+        """Compute the sampling arguments and the prompt."""
+        super().prepare()
+        asked = self._asked
+        if asked.suffix:
+            spm = self.service.settings.spm_infill
+            self._tokens = infill_prompt(self.host, asked.prompt, asked.suffix, suffix_first=spm)
+        elif asked.context:
+            self._tokens = [*asked.context, *self._next_tokens(asked)]
+
+    def prompt(self, index: int) -> str | list[int]:
+        """Return the prompt."""
+        return self._tokens
+
+    def _next_tokens(self, asked: OllamaGenerateBody) -> list[int]:
+        """Return the tokens of a prompt that follows an earlier context."""
+        host, start = self.host, self.host.model.start
+        chat = asked.chat(asked.openai_messages(), host, unserved_of(self.request))
+        completer = template_completer(self.service, self.request, chat)
+        tokens = completer.chat_tokens(chat.messages, **chat.template(self.service.settings.template, host))
+        return tokens[len(start) :] if tokens[: len(start)] == start else tokens
+
+    def whole(self, found: list[Object]) -> Object:
+        """Return one object."""
+        return self._writer.whole(self, found)
+
+    def events(self, chunks: Chunks) -> AsyncIterator[Object | None]:
+        """Yield the objects."""
+        return self._writer.events(self, chunks)
+
+
+class Pieces(Blocks):
+    """The fields of a stream's objects; a tool call is sent once it is complete."""
+
+    def _opened(self, block: Block) -> Iterator[Event]:
+        return iter(())
+
+    def _grown(self, block: Block, text: str) -> Iterator[Event]:
+        if block.kind in NAMES:
+            yield {NAMES[block.kind]: text}
+
+    def _closed(self, block: Block) -> Iterator[Event]:
+        if block.kind not in NAMES:
+            yield dict([_field(block)])
+
+
+def _field(block: Block) -> tuple[str, Any]:
+    """Return the field of a block and its content."""
+    if block.kind in NAMES:
+        return NAMES[block.kind], block.text
+    call = {"name": block.name, "arguments": block.arguments}
+    return "tool_calls", [{"id": block.id, "function": call}]
+
+
+def _parts_of(made: Mapping[str, Any]) -> tuple[Object, list[Any], str]:
+    """Return the message of a chunk or a whole answer, its log-probabilities, and its finish reason."""
+    if "choices" not in made:  # llama-server's form
+        kind = made.get("stop_type", "")
+        reason = kind and ("length" if kind == "limit" else "stop")
+        return {"content": made["content"]}, made.get("completion_probabilities", []), reason
+    (choice,) = made["choices"]
+    said = choice["message"] if "message" in choice else choice["delta"]
+    return said, (choice["logprobs"] or {}).get("content", []), choice["finish_reason"] or ""
+
+
+def _logprobs(entries: list[Any]) -> Object:
+    if not entries:
+        return {}
+    return {"logprobs": [_token(one) | {"top_logprobs": list(map(_token, one["top_logprobs"]))} for one in entries]}
+
+
+def _token(one: Mapping[str, Any]) -> Object:
+    return {name: one[name] for name in ("token", "logprob", "bytes")}
 
 
 class EmbedBody(Fields):
@@ -57,26 +428,29 @@ class ShowBody(Fields):
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(prefix="/api")
+    api = APIRouter(prefix="/api")
     alias = service.settings.alias
 
-    @router.post("/chat", summary="Answer a conversation, in Ollama's form")
+    @api.post("/chat", summary="Answer a conversation, in Ollama's form")
     async def chat(request: Request) -> Response:
         body = await _read(service, request, OllamaChatBody)
         if not body.messages:
             return _loaded(alias, chat_piece({}))
-        wanted = body.chat(body.openai_messages(), service.host, request.scope["unserved"], body.tools)
-        return await answer(service, request, wanted, chats(service, request, wanted), OllamaForm(alias, chat_piece))
+        wanted = body.chat(body.openai_messages(), service.host, unserved_of(request), body.tools)
+        return await OllamaChatHandler(service, request, wanted, chat_piece).answer()
 
-    @router.post("/generate", summary="Answer a prompt, continue it (raw), or fill in (suffix)")
+    @api.post("/generate", summary="Answer a prompt, continue it (raw), or fill in (suffix)")
     async def generate(request: Request) -> Response:
         body = await _read(service, request, OllamaGenerateBody)
         body.check()
         if not (body.prompt or body.suffix):
             return _loaded(alias, generate_piece({}))
-        return await _generate(service, request, body)
+        if body.raw or body.suffix or body.context:
+            return await OllamaGenerateHandler(service, request, body).answer()
+        wanted = body.chat(body.openai_messages(), service.host, unserved_of(request))
+        return await OllamaChatHandler(service, request, wanted, generate_piece, with_context=True).answer()
 
-    @router.post("/embed", summary="Vectors of texts, with --embeddings")
+    @api.post("/embed", summary="Vectors of texts, with --embeddings")
     async def embed(request: Request) -> Response:
         body, began = await _read(service, request, EmbedBody), time.monotonic()
         texts = [body.input] if isinstance(body.input, str) else body.input or []
@@ -84,37 +458,37 @@ def routes(service: Service) -> APIRouter:
         took = {"total_duration": round(NANO * (time.monotonic() - began)), "load_duration": 0}
         return JSONResponse({"model": alias, "embeddings": vectors, **took, "prompt_eval_count": n_tokens})
 
-    @router.post("/embeddings", include_in_schema=False)
+    @api.post("/embeddings", include_in_schema=False)
     async def embeddings(request: Request) -> Response:
         body = await _read(service, request, EmbedBody)
         vectors, _ = await _embed(service, body, [body.prompt] if body.prompt else [], False)
         return JSONResponse({"embedding": vectors[0] if vectors else []})
 
-    @router.get("/tags", summary="The models, in Ollama's form")
-    @router.head("/tags", include_in_schema=False)
+    @api.get("/tags", summary="The models, in Ollama's form")
+    @api.head("/tags", include_in_schema=False)
     def tags() -> dict[str, Any]:
         return {"models": [_entry(service) | {"capabilities": _capabilities(service)}]}
 
-    @router.get("/ps", summary="The loaded models, in Ollama's form")
+    @api.get("/ps", summary="The loaded models, in Ollama's form")
     def ps() -> dict[str, Any]:
         entry = _entry(service)
         loaded = {"expires_at": FOREVER, "size_vram": round(entry["size"] * service.host.share_on_devices)}
         return {"models": [entry | loaded | {"context_length": service.host.n_ctx}]}
 
-    @router.post("/show", summary="A model's metadata, template and capabilities")
+    @api.post("/show", summary="A model's metadata, template and capabilities")
     async def show(request: Request) -> dict[str, Any]:
         body = await read(request, ShowBody)
         check_name(service, body.model or body.name or "")
         return await run_in_threadpool(_shown, service)
 
-    @router.get("/version", summary="The version of Ollama's API")
-    @router.head("/version", include_in_schema=False)
+    @api.get("/version", summary="The version of Ollama's API")
+    @api.head("/version", include_in_schema=False)
     async def version() -> dict[str, str]:
         return {"version": VERSION}
 
     for method, path in CHANGING:
-        router.add_api_route(f"/{path}", refuse, methods=[method], include_in_schema=False)
-    return router
+        api.add_api_route(f"/{path}", refuse, methods=[method], include_in_schema=False)
+    return api
 
 
 async def refuse(request: Request) -> Response:
@@ -131,44 +505,15 @@ async def _read(service: Service, request: Request, kind: Any) -> Any:
     """Return a body, after recording its fields without effect."""
     body = await read(request, kind)
     if isinstance(body, OllamaBody):
-        body.note(request.scope["unserved"], service.host)
+        body.note(unserved_of(request), service.host)
     elif body.keep_alive is not None:
-        request.scope["unserved"].note("keep_alive", KEPT)
+        unserved_of(request).note("keep_alive", KEPT)
     return body
 
 
 def _loaded(alias: str, piece: dict[str, Any]) -> Response:
     """Return the answer to a request without a prompt, which clients use to load a model."""
     return JSONResponse(frame(alias) | piece | {"done": True, "done_reason": "load"})
-
-
-async def _generate(service: Service, request: Request, body: OllamaGenerateBody) -> Response:
-    """Answer a prompt as a conversation, or unchanged."""
-    host, alias, unserved = service.host, service.settings.alias, request.scope["unserved"]
-    if not (body.raw or body.suffix or body.context):
-        wanted = body.chat(body.openai_messages(), host, unserved)
-        form = OllamaForm(alias, generate_piece, partial(host.tokens, special=False))
-        return await answer(service, request, wanted, chats(service, request, wanted), form)
-    made = body.native(unserved)
-    prompt = Lazy(partial(_prompt, service, request, body))
-    given = Lazy(partial(made.sampling, service.settings.sampling, host))
-    context = partial(host.tokens, special=False) if body.context else None
-    make: Make = partial(native.fill, made, prompt, given, 0)
-    return await answer(service, request, made, [make], OllamaForm(alias, generate_piece, context))
-
-
-def _prompt(service: Service, request: Request, body: OllamaGenerateBody) -> str | list[int]:
-    """Answer a raw prompt, a prompt with a suffix, or a prompt that follows an earlier context."""
-    host = service.host
-    if body.suffix:
-        return native.infill_prompt(host, body.prompt, body.suffix, suffix_first=service.settings.spm_infill)
-    if not body.context:
-        return body.prompt
-    chat = body.chat(body.openai_messages(), host, request.scope["unserved"])
-    completer = rendering(service, request, chat).completer()
-    tokens = completer.chat_tokens(chat.messages, **chat.template(service.settings.template, host))
-    start = host.model.start
-    return [*body.context, *(tokens[len(start) :] if tokens[: len(start)] == start else tokens)]
 
 
 async def _embed(service: Service, body: EmbedBody, texts: list[str], normalize: bool) -> tuple[list[Any], int]:
@@ -179,7 +524,7 @@ async def _embed(service: Service, body: EmbedBody, texts: list[str], normalize:
     if not texts:
         return [], 0
     more = {"normalize": normalize, "truncate": body.truncate is not False}
-    found: Any = await service.threaded(partial(embedder.response, texts, "", body.dimensions, **more))
+    found: Any = await service.threaded(embedder.response, texts, "", body.dimensions, **more)
     return [one["embedding"] for one in found["data"]], found["usage"]["prompt_tokens"]
 
 

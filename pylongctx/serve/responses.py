@@ -1,22 +1,32 @@
 """POST /v1/responses, OpenAI's newer API; nothing is stored."""
 
+import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from pylongctx.serve.answer import Chunks, answer
-from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
-from pylongctx.serve.bodies import ChatBody, Extension
-from pylongctx.serve.exchange import Exchange, NamedEvents
-from pylongctx.serve.fields import Fields, Open, Unserved, load, read
-from pylongctx.serve.generate import chats, count_tokens
-from pylongctx.serve.items import RequestTools, chat_messages
+from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
+from pylongctx.serve.bodies import MAX_ENTRIES, ChatBody, Extension, Fields, Open, Unserved, load, read, unserved_of
+from pylongctx.serve.errors import invalid
+from pylongctx.serve.handler import Chunks, NamedEvents, Object
+from pylongctx.serve.openai import ChatHandler, count_tokens
 from pylongctx.serve.service import Service
 
+TEXTS = ("input_text", "output_text", "text")
+CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+STORED = ("item_reference",)  # references data stored on another server
+# a custom tool becomes a function with one string argument
+ONE_TEXT = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
 NAMES = {"thinking": "rs", "text": "msg", "call": "fc", "custom": "ctc"}
 # fields that a chat has by the same name
 SAME = (
@@ -32,6 +42,139 @@ SAME = (
     "longctx",
     "chat_template_kwargs",
 )
+EVENTS = {"thinking": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
+
+
+@dataclass
+class RequestTools:
+    """The tools of a request as functions, with their original kinds.
+
+    Attributes
+    ----------
+    functions : list of dict
+        RequestTools of a chat.
+    custom : set of str
+        Names of functions made from custom tools.
+    namespaces : dict
+        Namespaces of functions that have one.
+    """
+
+    functions: list[Object] = field(default_factory=list)
+    custom: set[str] = field(default_factory=set)
+    namespaces: dict[str, str] = field(default_factory=dict)
+
+    def add(self, where: str, tool: Any, unserved: Unserved) -> None:
+        """Add a tool; tools that a server would run are not supported."""
+        kind = tool.get("type") if isinstance(tool, Mapping) else None
+        if kind == "function":
+            self._add_function({name: value for name, value in tool.items() if name not in ("type", "strict")})
+        elif kind == "custom":
+            self._add_custom(where, tool, unserved)
+        elif kind == "namespace" and isinstance(tool.get("tools"), list):
+            for i, one in enumerate(tool["tools"]):
+                n = len(self.functions)
+                self.add(f"{where}.tools[{i}]", one, unserved)
+                names = [function["function"].get("name") for function in self.functions[n:]]
+                self.namespaces |= dict.fromkeys(names, str(tool.get("name")))
+        else:
+            unserved.note(where, f"{where}: type {kind!r} is not supported, only functions and custom tools are")
+
+    def _add_function(self, function: Object) -> None:
+        self.functions.append({"type": "function", "function": function})
+
+    def _add_custom(self, where: str, tool: Mapping[str, Any], unserved: Unserved) -> None:
+        wanted, description = tool.get("format") or {}, str(tool.get("description") or "")
+        if wanted.get("type") == "grammar":
+            unserved.note(f"{where}.format", f"{where}.format: the grammar is shown to the model, but not enforced")
+            definition = f"The input follows this {wanted.get('syntax')} grammar:\n{wanted.get('definition')}"
+            description = f"{description}\n{definition}".strip()
+        self.custom.add(str(tool.get("name")))
+        self._add_function({"name": tool.get("name"), "description": description, "parameters": ONE_TEXT})
+
+    def choose(self, choice: Any) -> Any:
+        """Return the tool choice of a chat, after removing tools that are not allowed."""
+        if not isinstance(choice, Mapping):
+            return choice
+        if choice.get("type") != "allowed_tools":
+            return {"type": "function", "function": {"name": choice.get("name")}}
+        allowed = {one.get("name") for one in choice.get("tools") or ()}
+        self.functions = [one for one in self.functions if one["function"].get("name") in allowed]
+        return choice.get("mode") or "auto"
+
+
+def chat_messages(instructions: str | None, items: Any, unserved: Unserved) -> Iterator[Object]:
+    """Yield the messages of a chat; ApiError for unsupported items."""
+    if instructions:
+        yield {"role": "system", "content": instructions}
+    if isinstance(items, str):
+        yield {"role": "user", "content": items}
+        return
+    if not isinstance(items, list) or not items:
+        raise invalid("input must be a text, or a list of at least one item", "input")
+    if len(items) > MAX_ENTRIES["messages"]:
+        raise invalid(f"input has {len(items)} items, more than {MAX_ENTRIES['messages']}", "input")
+    said: list[Object] = []  # items of one message of the assistant
+    for i, item in enumerate(items):
+        message = _message(f"input[{i}]", item, unserved)
+        if message is None:
+            continue
+        if message["role"] == "assistant":
+            said.append(message)
+            continue
+        if said:
+            yield _joined(said)
+        said = []
+        yield message
+    if said:
+        yield _joined(said)
+
+
+def _message(where: str, item: Any, unserved: Unserved) -> Object | None:
+    """Return the message of an input item, or the message that it is a part of; None if a chat has no equivalent."""
+    kind = item.get("type", "message") if isinstance(item, Mapping) else None
+    if kind == "message":
+        return {"role": item.get("role"), "content": text_of(item.get("content"), TEXTS, where)}
+    if kind in CALLS:
+        return {"role": "assistant", "content": "", "tool_calls": [_call(kind, item)]}
+    if kind is not None and kind.removesuffix("_output") in CALLS:
+        output = text_of(item.get("output"), TEXTS, where)
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+    if kind == "reasoning":
+        return _thought(where, item, unserved)
+    if not isinstance(kind, str) or kind in STORED:
+        raise invalid(f"{where}: an item of type {kind!r} is not supported here", "input")
+    unserved.note(where, f"{where}: an item of type {kind!r} is not supported here and is left out")
+    return None
+
+
+def _call(kind: str, item: Mapping[str, Any]) -> Object:
+    name, arguments = item.get("name"), item.get("arguments") or "{}"
+    if kind == "custom_tool_call":
+        arguments = json.dumps({"input": item.get("input") or ""})
+    elif kind == "local_shell_call":
+        name, arguments = "local_shell", json.dumps(item.get("action") or {})
+    return {"id": item.get("call_id"), "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _thought(where: str, item: Mapping[str, Any], unserved: Unserved) -> Object | None:
+    thought = text_of(item.get("content"), ("reasoning_text",), where)
+    thought = thought or text_of(item.get("summary"), ("summary_text",), where)
+    if thought:
+        return {"role": "assistant", "content": "", "reasoning_content": thought}
+    if item.get("encrypted_content"):
+        reason = f"{where}: reasoning encrypted by another server is left out"
+        unserved.note(f"{where}.encrypted_content", reason)
+    return None
+
+
+def _joined(parts: list[Object]) -> Object:
+    """Return one message of the assistant from its reasoning, text and calls."""
+    joined: Object = {"role": "assistant", "content": "".join(part["content"] for part in parts)}
+    if thoughts := [part["reasoning_content"] for part in parts if "reasoning_content" in part]:
+        joined["reasoning_content"] = "".join(thoughts)
+    if calls := [call for part in parts for call in part.get("tool_calls", ())]:
+        joined["tool_calls"] = calls
+    return joined
 
 
 class TextConfig(Open):
@@ -101,105 +244,104 @@ class ResponsesBody(Fields):
 
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
-    router = APIRouter()
+    api = APIRouter()
 
-    @router.post("/v1/responses", summary="Answer a conversation, in the form of OpenAI's Responses API")
-    @router.post("/responses", include_in_schema=False)
+    @api.post("/v1/responses", summary="Answer a conversation, in the form of OpenAI's Responses API")
+    @api.post("/responses", include_in_schema=False)
     async def responses(request: Request) -> Response:
-        body = await read(request, ResponsesBody)
-        chat = body.chat(request.scope["unserved"])
-        return await answer(service, request, chat, chats(service, request, chat), ResponsesForm(service, body))
+        return await ResponsesHandler(service, request, await read(request, ResponsesBody)).answer()
 
-    @router.post("/v1/responses/input_tokens", summary="Count the tokens of such a conversation")
+    @api.post("/v1/responses/input_tokens", summary="Count the tokens of such a conversation")
     async def count(request: Request) -> dict[str, Any]:
         body = await read(request, ResponsesBody)
         return {
             "object": "response.input_tokens",
-            **await count_tokens(service, request, body.chat(request.scope["unserved"])),
+            **await count_tokens(service, request, body.chat(unserved_of(request))),
         }
 
-    return router
+    return api
 
 
-class ResponsesForm:
-    """Answers in the form of OpenAI's Responses API.
+class ResponsesHandler(ChatHandler):
+    """Answers a conversation in the form of OpenAI's Responses API.
 
     Parameters
     ----------
     service : Service
-        Has the model's name.
-    body : ResponsesBody
-        The request.
+        The model, its engine and its threads.
+    request : Request
+        The HTTP request.
+    asked : ResponsesBody
+        Its fields.
     """
 
     prefix = "resp_"
-    frames = NamedEvents
+    response = NamedEvents
 
-    def __init__(self, service: Service, body: ResponsesBody) -> None:
-        self._body = body
-        self._model = service.settings.alias
+    def __init__(self, service: Service, request: Request, asked: ResponsesBody) -> None:
+        super().__init__(service, request, asked.chat(unserved_of(request)))
+        self._asked = asked
         self._created = int(time.time())
 
-    def whole(self, exchange: Exchange, found: list[dict[str, Any]]) -> dict[str, Any]:
+    def whole(self, found: list[Object]) -> Object:
         """Return a response."""
         (choice,) = found[0]["choices"]
-        names = OutputBlocks(self._body.functions)
+        names = OutputBlocks(self._asked.functions)
         output = [names.item(block) for block in blocks_of(choice["message"])]
-        whole = self._response(exchange, output, choice["finish_reason"], found[0]["usage"])
-        return whole | {"timings": exchange.timings(0)}
+        whole = self._response(output, choice["finish_reason"], found[0]["usage"])
+        return whole | {"timings": self.timings(0)}
 
-    async def events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[Event | None]:
+    async def events(self, chunks: Chunks) -> AsyncIterator[Object | None]:
         """Yield the numbered events of a response."""
         n = 0
-        async for event in self._events(exchange, chunks):
+        async for event in self._events(chunks):
             yield None if event is None else {**event, "sequence_number": n}
             n += event is not None
 
-    async def _events(self, exchange: Exchange, chunks: Chunks) -> AsyncIterator[Event | None]:
-        blocks, reason, usage = OutputBlocks(self._body.functions), None, None
+    async def _events(self, chunks: Chunks) -> AsyncIterator[Object | None]:
+        blocks, reason, usage = OutputBlocks(self._asked.functions), None, None
         for name in ("created", "in_progress"):
-            yield {"type": f"response.{name}", "response": self._response(exchange, [], None, None)}
+            yield {"type": f"response.{name}", "response": self._response([], None, None)}
         async for _, chunk in chunks:
             if chunk is None:
                 yield None
                 continue
             if "prompt_progress" in chunk:
-                started = self._response(exchange, [], None, None)
+                started = self._response([], None, None)
                 yield {"type": "response.in_progress", "response": started, **chunk}
                 continue
             (choice,) = chunk["choices"]
             for event in blocks.feed(choice["delta"]):
-                timed = event["type"] == "response.output_text.delta" and self._body.timings_per_token
-                yield event | {"timings": exchange.timings(0)} if timed else event
+                timed = event["type"] == "response.output_text.delta" and self._asked.timings_per_token
+                yield event | {"timings": self.timings(0)} if timed else event
             reason, usage = choice["finish_reason"] or reason, chunk.get("usage", usage)
         for event in blocks.finish():
             yield event
-        response = self._response(exchange, [blocks.item(block) for block in blocks.blocks], reason, usage)
-        yield {"type": f"response.{response['status']}", "response": response, "timings": exchange.timings(0)}
+        response = self._response([blocks.item(block) for block in blocks.blocks], reason, usage)
+        yield {"type": f"response.{response['status']}", "response": response, "timings": self.timings(0)}
 
-    def _response(self, exchange: Exchange, output: list[Any], reason: str | None, usage: Any) -> dict[str, Any]:
+    def _response(self, output: list[Any], reason: str | None, usage: Any) -> Object:
         """Return a response; ``reason`` None: it is still in progress."""
-        body, cut = self._body, reason == "length"
-        job = exchange.parts[0][0].current
+        asked, cut, job = self._asked, reason == "length", self.job
         return {
-            "id": exchange.id,
+            "id": self.id,
             "object": "response",
             "created_at": self._created,
             "status": "in_progress" if reason is None else "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "error": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "model": self._model,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "model": self.service.settings.alias,
             "output": output,
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
-            "temperature": body.temperature,
-            "text": {"format": body.text.format or {"type": "text"}},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": body.tools or [],
-            "top_p": body.top_p,
+            "temperature": asked.temperature,
+            "text": {"format": asked.text.format or {"type": "text"}},
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": asked.tools or [],
+            "top_p": asked.top_p,
             "metadata": {},
             "usage": usage
             and {
@@ -287,6 +429,3 @@ def _input(block: Block) -> str:
     """Return the input text of a custom tool; incomplete if the answer was cut off."""
     arguments = block.arguments
     return str(arguments.get("input", block.text)) if isinstance(arguments, dict) else block.text
-
-
-EVENTS = {"thinking": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}

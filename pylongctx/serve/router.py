@@ -18,18 +18,15 @@ from starlette.types import Receive, Scope, Send
 from pylongctx import __version__
 from pylongctx._log import LOG
 from pylongctx.serve import ollama
-from pylongctx.serve.app import enclose
+from pylongctx.serve.app import INDEX, enclose
+from pylongctx.serve.bodies import json_of
 from pylongctx.serve.cards import parameters
-from pylongctx.serve.child import Child
-from pylongctx.serve.children import Children
+from pylongctx.serve.children import Child, Children, ModelSource, OneModel, Shelf
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.exchange import READER_PATIENCE, until_gone
-from pylongctx.serve.fields import json_of
+from pylongctx.serve.handler import READER_PATIENCE, until_gone
 from pylongctx.serve.metrics import TYPE, Answers, merged
-from pylongctx.serve.ollama_answers import chat_piece, frame, generate_piece
+from pylongctx.serve.ollama import chat_piece, frame, generate_piece
 from pylongctx.serve.service import Settings, fingerprint
-from pylongctx.serve.shelf import ModelSource, OneModel, Shelf
-from pylongctx.serve.web import INDEX
 
 Object = dict[str, Any]
 # hop-by-hop headers, and those that every server writes itself

@@ -7,21 +7,22 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from pylongctx import __version__
 from pylongctx._lib import build_info
 from pylongctx.completions.embeddings import RANK, Embedder
-from pylongctx.completions.text_completer import completion_defaults
+from pylongctx.completions.request import FIELDS
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.thread import EngineThread
 from pylongctx.llama import Llama
-from pylongctx.parallel.host import Host
+from pylongctx.parallel import Host
 from pylongctx.serve.errors import ApiError, unavailable
 from pylongctx.serve.metrics import Answers
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 SOON = 0.02  # maximum wait of /metrics for the end of a step, in seconds
 
@@ -157,10 +158,13 @@ class Service:
 
     def sampling_params(self) -> SamplingParams:
         """Return the default sampling settings of requests."""
-        known = {**completion_defaults(), **self.settings.sampling}
-        given = {name: known[name] for name in SamplingParams.__dataclass_fields__ if name in known}
-        given |= {"seed": self.host.seed, "penalty_last_n": self.host.last_n_tokens_size, "temp": known["temperature"]}
-        return SamplingParams(**given | {"logit_bias": known["logit_bias"] or {}})
+        given = self.settings.sampling
+        return SamplingParams(
+            seed=self.host.seed,
+            penalty_last_n=self.host.last_n_tokens_size,
+            logit_bias=given.get("logit_bias") or {},
+            **{field: given[name] for name, field in FIELDS.items() if name in given},
+        )
 
     def close(self) -> None:
         """End all requests and free the model, unless it is still in use after the grace period."""
@@ -211,10 +215,14 @@ class Service:
         """Stop counting a request."""
         self.n_requests -= 1
 
-    async def threaded(self, function: Callable[[], Result]) -> Result:
+    async def threaded(self, function: Callable[Given, Result], *args: Given.args, **options: Given.kwargs) -> Result:
         """Run a function in a thread and return its result; the call counts as a waiting request."""
         with self.admitted():
-            return await asyncio.get_running_loop().run_in_executor(self.pool, function)
+            return await self.in_thread(function, *args, **options)
+
+    async def in_thread(self, function: Callable[Given, Result], *args: Given.args, **options: Given.kwargs) -> Result:
+        """Run a function in a thread and return its result."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, partial(function, *args, **options))
 
     def vectors(self) -> Embedder:
         """Return the model for embeddings; ApiError when there is none."""

@@ -17,8 +17,7 @@ from pylongctx.engine.reuse import Load, Piece, Source
 from pylongctx.engine.saved_state import LlamaState, read_tokens
 from pylongctx.errors import LctxError
 from pylongctx.store.folder import Folder
-from pylongctx.store.keys import DIGEST, chain
-from pylongctx.store.layout import BLOCK, POINT, ROWS, TAIL, Layout
+from pylongctx.store.layout import BLOCK, DIGEST, POINT, ROWS, TAIL, Layout, chain
 from pylongctx.store.store import KVStore
 
 HEAD = 16  # bytes of a tail before its rows

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpu.checks import METHODS, Check, serves
 from gpu.speed import EndToEnd
 from pylongctx._lib import build_info
-from pylongctx.planning.devices import devices
+from pylongctx.planning import devices
 
 
 def summary(device: str, every: int, found: Mapping[str, Sequence[Check]], ends: Sequence[EndToEnd]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from pylongctx.eval import haystack
 from pylongctx.eval.haystack import SENTENCES
 from pylongctx.eval.needle import Needle
 from pylongctx.eval.passkey import ASKED, INTRO, PREFIX, needle_text
-from pylongctx.eval.ruler.niah import NEEDLE
+from pylongctx.eval.ruler import NEEDLE
 
 N_TOKENS_PER_KEY = 48  # of a text, at least: short texts get few keys
 KEY_WORDS = ("key", "code", "number", "secret", "address", "password")

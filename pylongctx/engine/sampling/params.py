@@ -7,10 +7,49 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Real
 from typing import Any
 
-from pylongctx.engine.sampling.samplers import SAMPLERS, sampler_names
-
+# names and letters of llama.cpp's samplers, in its order
+SAMPLERS = {
+    "penalties": "e",
+    "dry": "d",
+    "top_n_sigma": "s",
+    "top_k": "k",
+    "typ_p": "y",
+    "top_p": "p",
+    "min_p": "m",
+    "xtc": "x",
+    "temperature": "t",
+    "adaptive_p": "a",
+}
+OTHER_NAMES = {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p"}
 MAX_FLOAT = (2 - 2**-23) * 2.0**127  # of float32
 MAX_BREAKERS, MAX_BREAKER_BYTES = 64, 40
+
+
+def sampler_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return samplers by the names of ``SAMPLERS``, from llama.cpp's letters or its names and their other spellings.
+
+    Examples
+    --------
+    >>> sampler_names(["top-k", "temp"])
+    ('top_k', 'temperature')
+    """
+    letters = {letter: name for name, letter in SAMPLERS.items()}
+    found: list[str] = []
+    for one in given:
+        name = letters.get(one) if isinstance(given, str) else sampler_name(one)
+        if name is None:
+            choices = ", ".join(f"{name} ({letter})" for name, letter in SAMPLERS.items())
+            raise ValueError(f"samplers: there is no {str(one)[:40]!r}; there are {choices}")
+        if name in found:
+            raise ValueError(f"samplers: {name} is given twice")
+        found.append(name)
+    return tuple(found)
+
+
+def sampler_name(given: Any) -> str | None:
+    """Return the name in ``SAMPLERS`` for llama.cpp's name or another spelling; None: there is none."""
+    word = str(given).lower().replace("_", "").replace("-", "")
+    return ({name.replace("_", ""): name for name in SAMPLERS} | OTHER_NAMES).get(word)
 
 
 @dataclass(frozen=True)
@@ -238,6 +277,8 @@ def _numbers() -> Iterator[Number]:
 
 
 NUMBERS = tuple(_numbers())
+
+
 # keywords of create_completion; how far penalties look back is a setting of the object, as in llama_cpp
 KEYWORDS = tuple(one.keyword for one in NUMBERS if one.name != "penalty_last_n")
 

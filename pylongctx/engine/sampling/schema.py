@@ -114,7 +114,9 @@ def llguidance() -> Any:
         import llguidance as package
     except ImportError as reason:
         needed = "JSON schemas, tools and regular expressions need the package llguidance"
-        raise NotImplementedError(f"{needed}, which cannot be imported ({reason}): pip install llguidance") from reason
+        raise NotImplementedError(
+            f"{needed}, which cannot be imported ({reason}): pip install 'pylongctx[schema]'"
+        ) from reason
     return package
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from pylongctx.eval.bench.case import Case
-from pylongctx.eval.bench.record import Record, cpu_name
+from pylongctx.eval.bench.record import Case, Record, cpu_name
 
 STOCK = Path("build/tools/stock/llama-bench")
 STOCK_VARIABLE = "LCTX_STOCK_BENCH"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._enums import LOAD_MODES
-from pylongctx.eval.bench.case import Case
+from pylongctx.eval.bench.record import Case
 from pylongctx.eval.peak import peak_memory
 from pylongctx.llama import Llama
 

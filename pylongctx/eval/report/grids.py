@@ -1,31 +1,207 @@
-"""Tables in the papers' layout: LongHeads' (arXiv 2402.10685) 1 and 2, SelfExtend's (arXiv 2401.01325) 1 and 3."""
+"""Tables of a report, in the papers' layout: for a terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 from pylongctx._units import bytes_text
 from pylongctx.attention.stats import TOPS
 from pylongctx.eval.chunks import means
+from pylongctx.eval.intervals import LEVEL, mean_interval, paired_difference
 from pylongctx.eval.longbench import tasks as longbench_tasks
-from pylongctx.eval.report.ability import MIN_ABILITY, Own, abilities, remark
-from pylongctx.eval.report.compared import compared
-from pylongctx.eval.report.grid import Grid
 from pylongctx.eval.report.records import (
     Evidence,
     grouped,
     has_score,
     is_full,
+    kv_types,
     label,
     labels,
     mean_score,
     measure,
     perplexity,
+    score,
 )
 from pylongctx.eval.ruler import NAMES as RULER
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record
+from pylongctx.methods import NONE, Full
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of texts.
+
+    Attributes
+    ----------
+    rows : sequence
+        A label, then a cell per column; a row with only a label is the head of a group.
+    """
+
+    title: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """Return it as Markdown."""
+        head = f"| {' | '.join(self.columns)} |\n|---|{'---:|' * (len(self.columns) - 1)}"
+        lines = [f"| {' | '.join(_bars(cell) for cell in self._cells(row, '*'))} |" for row in self.rows]
+        return "\n".join([f"**{self.title}**", "", head, *lines, "", self.note])
+
+    def html(self) -> str:
+        """Return it as HTML."""
+        head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
+        lines = [self._html_row(row) for row in self.rows]
+        caption = f"<caption><b>{escape(self.title)}</b><br>{escape(self.note)}</caption>"
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+    def rich(self) -> Table:
+        """Return it for a terminal."""
+        from rich.table import Table
+
+        table = Table(title=self.title, caption=self.note)
+        for i, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if i else "left")
+        for row in self.rows:
+            table.add_row(*self._cells(row, ""))
+        return table
+
+    def _cells(self, row: Sequence[str], mark: str) -> list[str]:
+        if len(row) == 1:
+            return [f"{mark}{row[0]}{mark}", *[""] * (len(self.columns) - 1)]
+        return list(row)
+
+    def _html_row(self, row: Sequence[str]) -> str:
+        if len(row) == 1:
+            return f'<tr><th class="group" colspan="{len(self.columns)}">{escape(row[0])}</th></tr>'
+        return f"<tr><th>{escape(row[0])}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
+
+
+def _bars(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+# ---- what the model can do at all ----
+
+MIN_ABILITY = 50.0  # percent right, below which a task measures the model rather than a method
+
+
+@dataclass(frozen=True)
+class Own:
+    """The score of full attention at the longest length inside the trained context, in percent."""
+
+    length: int
+    percent: float
+
+    @property
+    def enough(self) -> bool:
+        """True if the task can compare methods."""
+        return self.percent >= MIN_ABILITY
+
+
+def abilities(evidence: Evidence) -> dict[str, Own]:
+    """Return the scores of full attention for each task that has them."""
+    trained = evidence.trained(evidence.models[0]) or 0
+    answered = [record for record in evidence.records if has_score(record)]
+    inside = [record for record in answered if record["length"] <= trained and _is_plain(record)]
+    return {task: _ability(found) for task, found in grouped(inside, "task").items()}
+
+
+def _is_plain(record: Record) -> bool:
+    return record["asked"] in (Full.name, NONE) and not record.get("rope") and kv_types(record) == "f16"
+
+
+def _ability(records: Sequence[Record]) -> Own:
+    by_length = grouped(records, "length")
+    longest = max(by_length)
+    return Own(longest, mean_score(by_length[longest]))
+
+
+def remark(own: Mapping[str, Own], task: str) -> str:
+    """Return a note for the table of a task that the model cannot do; "" for other tasks."""
+    found = own.get(task)
+    if found is None or found.enough:
+        return ""
+    return f"; the model cannot do this: full attention has {found.percent:.0f} % right at {found.length} tokens"
+
+
+# ---- methods compared ----
+
+COLUMNS = (
+    *("Method", "samples", "score", "difference from full", "ratio"),
+    *("tokens per sample", "seconds per sample", "KV memory"),
+)
+NOTE = f"scores in percent, {LEVEL:.0%} bootstrap intervals; differences are over the same samples"
+ALL = "all tasks"
+
+
+def compared(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield a table for each task and length with results of full attention and another method."""
+    answered = [record for record in records if has_score(record)]
+    tables = {key: found for key, found in grouped(answered, "task", "length").items() if _comparable(found)}
+    for (task, length), found in tables.items():
+        yield Grid(f"{task} at {length} tokens, {model}", NOTE, COLUMNS, _rows(found))
+    if len(tables) > 1:
+        every = [record for found in tables.values() for record in found]
+        note = f"{NOTE}; each method has the samples of its measured tasks and lengths"
+        yield Grid(f"{ALL} and lengths, {model}", note, COLUMNS, _rows(every))
+
+
+def _comparable(records: Sequence[Record]) -> bool:
+    names = labels(records)
+    return len(names) > 1 and Full.name in names
+
+
+def _rows(records: Sequence[Record]) -> list[list[str]]:
+    by_label = grouped(records, label)
+    base = _scores(by_label[Full.name])
+    return [[name, *_cells(by_label[name], {} if name == Full.name else base)] for name in labels(records)]
+
+
+def _cells(records: list[Record], base: dict[str, float]) -> list[str]:
+    scores = _scores(records)
+    found = mean_interval([*scores.values()])
+    cells = [str(found.n), f"{100 * found.mean:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"]
+    return [*cells, *_against(scores, base), *_cost_cells(records)]
+
+
+def _against(scores: dict[str, float], base: dict[str, float]) -> list[str]:
+    """Return the difference and ratio to full attention on common samples."""
+    common = scores.keys() & base.keys()
+    if not common:
+        return ["", ""]
+    found = paired_difference({name: base[name] for name in common}, {name: scores[name] for name in common})
+    gap = found.difference
+    ratio = "" if math.isnan(found.ratio) else f"{found.ratio:.2f}"
+    return [f"{100 * gap.mean:+.1f} [{100 * gap.low:+.1f}, {100 * gap.high:+.1f}]", ratio]
+
+
+def _cost_cells(records: Sequence[Record]) -> list[str]:
+    seconds = [record["seconds"] for record in records if "seconds" in record]
+    read = [record.get("tokens_read", record.get("n_tokens")) for record in records]
+    held = [record["kv_bytes"] for record in records if "kv_bytes" in record]
+    known = [n for n in read if n is not None]
+    return [
+        f"{mean(known):.0f}" if known else "",
+        f"{mean(seconds):.1f}" if seconds else "",
+        bytes_text(mean(held)) if held else "",
+    ]
+
+
+def _scores(records: Sequence[Record]) -> dict[str, float]:
+    """Return scores by sample, independent of the method."""
+    return {" ".join(str(r[key]) for key in ("task", "length", "seed", "id")): score(r) for r in records}
+
+
+# ---- tables ----
 
 N_PARTS = 8  # columns of perplexity by position
 MAX_PERPLEXITY = 1000  # larger perplexities are shortened as in the papers

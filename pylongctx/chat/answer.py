@@ -1,0 +1,346 @@
+"""Answers to conversations: OpenAI's dicts, the parser of the text, and the stream of chunks."""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+from pylongctx._lib import error, ffi, lib, take_text, text
+from pylongctx.completions.results import CompletionUsage, Generation, TokenEntry
+from pylongctx.errors import LctxError
+
+Message = dict[str, Any]  # a message of a request: role, content, tool_calls, ...
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+
+
+class TopLogprob(TypedDict):
+    """One of the most likely tokens."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """The tokens of an answer, including markers of tool calls."""
+
+    content: list[TokenLogprob] | None
+    refusal: list[TokenLogprob] | None
+
+
+class FunctionCall(TypedDict):
+    """A function and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A tool call."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class _Answer(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+
+
+class AnswerMessage(_Answer, total=False):
+    """The message of an answer."""
+
+    reasoning_content: str
+    tool_calls: list[ToolCall]
+    function_call: FunctionCall
+
+
+class ChatChoice(TypedDict):
+    """One choice of an answer."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletion(TypedDict):
+    """A whole answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+
+
+class _FunctionCallDelta(TypedDict):
+    arguments: str
+
+
+class FunctionCallDelta(_FunctionCallDelta, total=False):
+    """A part of a function call: only the first one has the name."""
+
+    name: str
+
+
+class _ToolCallDelta(TypedDict):
+    index: int
+    function: FunctionCallDelta
+
+
+class ToolCallDelta(_ToolCallDelta, total=False):
+    """A part of a tool call; only the first one has the id and the type."""
+
+    id: str
+    type: Literal["function"]
+
+
+class Delta(TypedDict, total=False):
+    """The additions of a chunk to the message."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
+    function_call: FunctionCallDelta
+
+
+class ChunkChoice(TypedDict):
+    """A part of a choice."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class _Chunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+
+
+class ChatChunk(_Chunk, total=False):
+    """A chunk of a stream; only the last one has ``usage``."""
+
+    usage: CompletionUsage
+
+
+class AnswerParser:
+    """Owner of one ``lctx_parser``.
+
+    Parameters
+    ----------
+    syntax : str
+        The template's description of its answers, see ``Rendered.syntax``.
+
+    Attributes
+    ----------
+    failure : str
+        Why the complete answer does not follow the template; empty if it does.
+    """
+
+    def __init__(self, syntax: str) -> None:
+        handle = lib.lctx_parser_create(syntax.encode())
+        self._handle = ffi.gc(handle, lib.lctx_parser_free)
+        self.failure = ""
+        if failure := text(lib.lctx_parser_error(handle)):
+            raise error(lib.LCTX_INVALID, failure)
+
+    def feed(self, piece: str) -> list[dict[str, Any]]:
+        """Parse the next piece of the answer and return its ``content``, ``reasoning_content`` and ``tool_call`` parts.
+
+        If a piece continues the current text, only the piece is parsed. Text that may still become a marker of the
+        template is held back.
+        """
+        data = piece.encode("utf-8", "replace")
+        try:
+            return _deltas(lib.lctx_parser_feed(self._handle, data, len(data)))
+        except LctxError:
+            return []  # more characters may complete it
+
+    def end(self, complete: bool) -> list[dict[str, Any]]:
+        """Return the text held back of an answer that is complete or was cut off.
+
+        If the answer does not follow the template, the parsed part is kept and ``failure`` has the reason.
+        """
+        try:
+            return _deltas(lib.lctx_parser_end(self._handle, complete))
+        except LctxError as reason:
+            if not complete:
+                return []
+            self.failure = str(reason)
+            return self.end(complete=False)
+
+    @property
+    def n_parsed(self) -> int:
+        """Return how many bytes were parsed so far, counting repeated parsing."""
+        return int(lib.lctx_parser_parsed(self._handle))
+
+
+def _deltas(found: Any) -> list[dict[str, Any]]:
+    deltas: list[dict[str, Any]] = json.loads(take_text(found))
+    return deltas
+
+
+@dataclass
+class ChatAnswer:
+    """A running answer.
+
+    Attributes
+    ----------
+    generation : Generation
+        The generation of the text.
+    parser : AnswerParser
+        Parses the text.
+    legacy : bool
+        Whether calls are OpenAI's older function calls.
+    usage_chunk : bool
+        Whether a stream ends with a separate usage chunk, as with OpenAI's ``stream_options.include_usage``.
+    one_call : bool
+        Whether the answer ends after the first tool call.
+    model_name : str
+        The model's name in the chunks.
+    """
+
+    generation: Generation
+    parser: AnswerParser
+    model_name: str
+    legacy: bool = False
+    usage_chunk: bool = False
+    one_call: bool = False
+    entries: list[TokenEntry] = field(default_factory=list)  # not sent in a chunk yet
+    called: bool = False
+
+    def stream(self) -> Iterator[ChatChunk]:
+        """Yield a chunk with the role, chunks of the message, and one with the finish reason and the usage."""
+        answer_id, created = f"chatcmpl-{uuid.uuid4()}", int(time.time())
+
+        def chunk(delta: Delta, reason: FinishReason | None = None) -> ChatChunk:
+            choice: Any = {"index": 0, "delta": delta, "logprobs": self._logprobs(), "finish_reason": reason}
+            return {
+                "id": answer_id,
+                "object": "chat.completion.chunk",
+                "created": created,
+                "model": self.model_name,
+                "choices": [choice],
+            }
+
+        yield chunk({"role": "assistant"})
+        for delta in self._deltas():
+            yield chunk(delta)
+        self.generation.finish()
+        last = chunk({}, self._reason())
+        if self.usage_chunk:
+            yield last
+            last = chunk({})
+            last["choices"] = []
+        last["usage"] = self.generation.usage()
+        yield last
+
+    def _deltas(self) -> Iterator[Delta]:
+        for said, entries in self.generation.parts():
+            self.entries += entries
+            for found in self.parser.feed(said) if said else ():
+                if self._is_another_call(found):
+                    return
+                yield self._delta(found)
+        for found in self.parser.end(complete=self.generation.reason == "stop"):
+            if not self._is_another_call(found):
+                yield self._delta(found)
+        if self.parser.failure:
+            self.generation.source.log(f"the answer does not follow the chat template: {self.parser.failure}")
+
+    def _is_another_call(self, found: dict[str, Any]) -> bool:
+        return self.one_call and found.get("tool_call", {"index": 0})["index"] > 0
+
+    def _delta(self, found: dict[str, Any]) -> Delta:
+        delta: Delta = {}
+        if "reasoning_content" in found:
+            delta["reasoning_content"] = found["reasoning_content"]
+        if "content" in found:
+            delta["content"] = found["content"]
+        if "tool_call" not in found:
+            return delta
+        self.called = True
+        call = found["tool_call"]
+        named = {"name": call["name"]} if call["name"] else {}
+        function: Any = {**named, "arguments": call["arguments"]}
+        if self.legacy:
+            delta["function_call"] = function
+        else:
+            first = {"id": call["id"], "type": "function"} if call["id"] else {}
+            delta["tool_calls"] = [{"index": call["index"], **first, "function": function}]  # type: ignore[typeddict-item]
+        return delta
+
+    def _reason(self) -> FinishReason:
+        if self.generation.reason == "stop" and self.called:
+            return "function_call" if self.legacy else "tool_calls"
+        return self.generation.reason
+
+    def _logprobs(self) -> ChatLogprobs | None:
+        entries, self.entries = self.entries, []
+        if not self.generation.scorer or not entries:
+            return None
+        content: list[Any] = [
+            _token(entry.piece, entry.logprob or 0.0) | {"top_logprobs": [_token(*pair) for pair in entry.top or []]}
+            for entry in entries
+        ]
+        return {"content": content, "refusal": None}
+
+
+def collect(chunks: Iterator[ChatChunk], with_logprobs: bool) -> ChatCompletion:
+    """Combine the chunks of a stream without a usage chunk into a whole answer."""
+    message: AnswerMessage = {"role": "assistant", "content": None}
+    logprobs: Any = {"content": [], "refusal": None} if with_logprobs else None
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        _add(message, choice["delta"])
+        if choice["logprobs"]:
+            logprobs["content"] += choice["logprobs"]["content"]
+    if message["content"] is None and not message.keys() & {"tool_calls", "function_call"}:
+        message["content"] = ""
+    return {
+        "id": chunk["id"],
+        "object": "chat.completion",
+        "created": chunk["created"],
+        "model": chunk["model"],
+        "choices": [{"index": 0, "message": message, "logprobs": logprobs, "finish_reason": choice["finish_reason"]}],
+        "usage": chunk["usage"],
+    }
+
+
+def _add(message: AnswerMessage, delta: Delta) -> None:
+    if delta.get("content"):
+        message["content"] = (message["content"] or "") + str(delta["content"])
+    if "reasoning_content" in delta:
+        message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
+    if "function_call" in delta:
+        _add_call(message.setdefault("function_call", {"name": "", "arguments": ""}), delta["function_call"])
+    for call in delta.get("tool_calls", []):
+        calls = message.setdefault("tool_calls", [])
+        if call["index"] == len(calls):
+            calls.append({"id": call.get("id", ""), "type": "function", "function": {"name": "", "arguments": ""}})
+        _add_call(calls[call["index"]]["function"], call["function"])
+
+
+def _add_call(function: Any, delta: Any) -> None:
+    function["name"] = delta.get("name", function["name"])
+    function["arguments"] += delta["arguments"]
+
+
+def _token(piece: bytes, logprob: float) -> TopLogprob:
+    return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}

@@ -1,3 +1,0 @@
-"""The former name of ``pylongctx.attention``."""
-
-raise ImportError("pylongctx.inspect is now pylongctx.attention")

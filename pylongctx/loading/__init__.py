@@ -1,1 +1,0 @@
-"""Opening a model: its context, adapters and store, from the arguments of ``Llama``."""
