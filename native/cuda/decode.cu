@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int PIECE = 16;        // rows
+constexpr int PIECE = 16;        // rows: what is staged is not smaller
 constexpr int MOST_TOKENS = 16;  // of more tokens those that follow each other share enough for the tiles of attend.cu
 constexpr int MOST_READS = 2;    // times that tiles of other tokens or heads read what is the same
 constexpr int GROUP = 4;         // heads
@@ -31,7 +31,7 @@ template <int LANES_, int OCTETS_, int HEADS_, typename TYPE_> struct shape {
     static constexpr int ROWS = LCTX_WARP / LANES;  // side by side
     static constexpr int MOST_STEPS = (KNOWN && HEADS == 1 ? 8 : 4) / OCTETS;
     static constexpr int STEPS = lctx_min(PIECE / ROWS, MOST_STEPS);  // one after the other, on their way together
-    static constexpr int BLOCKS = HEADS == 1 ? 4 : 3;                 // of threads, of a multiprocessor
+    static constexpr int BLOCKS = HEADS * OCTETS == 1 ? 4 : 3;        // of threads, of a multiprocessor
     static constexpr int STATE = DIM + 4;                             // floats in shared memory: m, l, o
     static constexpr size_t SHARED = (size_t)WARPS * HEADS * STATE * sizeof(float);
 
@@ -80,7 +80,7 @@ struct head_tiles {
 
 // ---- which rows ----
 
-// Cells of a list, PIECE at most.
+// Cells of a list, PIECE at most; those of a run begin at a multiple of it.
 struct piece {
     int32_t lo, hi, angle, near;
     int32_t first_page, last_page;
@@ -112,7 +112,7 @@ struct list {
         if (lctx_lane() < n_run && segs[lctx_lane()].row0 < segs[lctx_lane()].row1) {
             lo = cells.cell(segs[lctx_lane()].row0), hi = cells.cell(segs[lctx_lane()].row1);
         }
-        const int mine = (int)lctx_div_up(hi - lo, PIECE);
+        const int mine = lo < hi ? (int)lctx_div_up(hi, PIECE) - lo / PIECE : 0;
         for (int run = 0; run < n_run; run++) {
             const int n_of = lctx_shuffle(mine, run);
             first += run < lctx_lane() ? n_of : 0;
@@ -137,10 +137,10 @@ struct list {
     __device__ piece at(int i) const {
         piece p = {};
         for (int run = 0; run < n_run; run++) {
-            const int before = lctx_shuffle(first, run), end = lctx_shuffle(hi, run);
-            const int begin = lctx_shuffle(lo, run) + (i - before) * PIECE;
-            if (i >= before && begin < end) {
-                p = {begin, lctx_min(begin + PIECE, end), segs[run].angle, (int32_t)(a.params.near_mask >> run & 1)};
+            const int before = lctx_shuffle(first, run), begin = lctx_shuffle(lo, run), end = lctx_shuffle(hi, run);
+            const int cell = (begin / PIECE + i - before) * PIECE;
+            if (i >= before && begin < end && cell < end) {
+                p = {lctx_max(cell, begin), lctx_min(cell + PIECE, end), segs[run].angle, (int32_t)(a.params.near_mask >> run & 1)};
             }
         }
         if (i >= n_in_runs && i < n) {
@@ -162,9 +162,10 @@ struct list {
     __device__ const char * key(const piece & p, int cell) const {
         return p.near ? lctx_near_row(a.cache, cells.row(cell), head_kv, seq) : lctx_pool_at(a.cache.k_pool, pool_row(p, cell));
     }
-    // Of a piece, the cells from `cell` on whose rows lie together. The lanes of a warp look at one each, and there are fewer than lanes.
+    // Of a piece, the cells from `cell` on whose rows lie together, wherever rows are staged: results do not depend on that. The lanes of
+    // a warp look at one each, and there are fewer than lanes.
     __device__ int n_together(const piece & p, int cell) const {
-        const int shift = a.cache.table.shift, n = lctx_min(p.hi, ((cell >> shift) + 1) << shift) - cell;
+        const int n = lctx_min(p.hi, (cell / PIECE + 1) * PIECE) - cell;
         if (!p.near) {
             return n;
         }
