@@ -56,8 +56,10 @@ LIMITS = (
     Limit("attend<*", "registers", 255),
     Limit("attend<*", "spilled", 32, aim=0),
     Limit("attend_lists<*", "registers", 255),
-    Limit("decode<*", "registers", 128),
-    Limit("decode<shape<16, *", "spilled", 48, aim=0),
+    Limit("decode<shape<*, 1, 1, *", "registers", 128),  # of a head alone: four blocks of a multiprocessor
+    Limit("decode<shape<*, [23], 1, *", "registers", 168),  # of a wide one: three
+    Limit("decode<shape<*, 1, 4, *", "registers", 168),  # of four heads
+    Limit("decode<shape<16, 1, 1, *", "spilled", 64, aim=0),
     Limit("decode<shape<32, *", "spilled", 68, aim=0),
     Limit("move_rows", "spilled", 24, aim=0),
     Limit("score_keys<*", "registers", 128),

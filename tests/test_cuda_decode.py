@@ -1,4 +1,4 @@
-"""The CUDA kernel of *attend* for few tokens whose heads choose for themselves (``native/cuda/decode.cu``).
+"""The CUDA kernel of *attend* for few tokens (``native/cuda/decode.cu``): heads alone, and heads that read the same.
 
 Run by the CPU thread by thread: against the oracle, and where heads have evicted rows against the CPU's own.
 """
@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import LONGHEADS, PAPER
+from cases import LONGHEADS, OP_CASES, PAPER, OpCase
 from cases_chunks import CHUNK_CASES, POSITIONS, ChunkCase, chunk_case
 from cases_evict import EvictCase, evict_case
-from op import make_inputs, run_chunks, run_step, stored
+from op import make_inputs, run_chunks, run_native, run_oracle, run_step, stored
+from oracle import SelfExtend
 from oracle_chunks import LongHeads
 from session import assert_same
 from thinning import thin
 
-MAX_TOKENS = 16  # of a batch that the kernel is for
+MAX_TOKENS = 16  # of a batch that the kernel is for where heads choose for themselves
 TOLERANCE = 1e-3  # rows are halves; queries, scores and weights are floats
+TENSOR_CORES = 2e-3  # queries and weights are halves too
 OTHERS = 0.1  # share of queries that may choose another chunk than on the CPU, or drop another row
 
 pytestmark = pytest.mark.usefixtures("emulated")
@@ -62,6 +64,45 @@ def test_chunks_of_several_pieces(method, n_ubatch):
                      method=method))  # fmt: skip
 
 
+# ---- heads that read the same ----
+
+
+def assert_equals_the_oracle(case: OpCase, tolerance: float) -> None:
+    x = make_inputs(case)
+    for got, want in zip(run_native(case, x), run_oracle(case, x), strict=True):
+        assert_same(got, want, max(case.tolerance, tolerance))
+
+
+@thin(strength=2)
+@pytest.mark.parametrize("n_tokens", [1, 2, 3])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0", "q5_1"])
+@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (8, 2), (14, 2), (8, 1), (9, 1)])
+@pytest.mark.parametrize("dims", [(32, 64), (128, 128), (192, 128), (256, 256), (288, 64)])
+def test_heads_of_a_group_equal_the_oracle(dims, heads, kv_type, n_tokens):
+    """Two tiles of a KV head at most, others than whole ones too; the rest is up to the tensor cores."""
+    case = replace(OP_CASES[0], n_rows=97, n_tokens=n_tokens, n_head=heads[0], n_head_kv=heads[1], head_dim_k=dims[0],
+                   head_dim_v=dims[1], type_k=kv_type, type_v=kv_type, lse=True)  # fmt: skip
+    assert_equals_the_oracle(case, TENSOR_CORES)
+
+
+@pytest.mark.parametrize(("kv_type", "settings"), [
+    ("f16", {"softcap": 5.0}), ("q8_0", {"softcap": 5.0}), ("q8_0", {"hadamard_k": 32, "hadamard_v": 64}),
+    ("q4_0", {"hadamard_k": 64}), ("f16", {"random_segments": 9}), ("q8_0", {"random_segments": 40}),
+    ("q4_0", {"near_rows": 64, "method": SelfExtend(4, 21)}),
+])  # fmt: skip
+def test_heads_of_a_group_read_segments_from_any_angle(kv_type, settings):
+    """One token of 4 heads; more segments than a warp has lanes are up to the tensor cores."""
+    case = replace(OP_CASES[0], n_rows=150, n_tokens=1, n_head=8, type_k=kv_type, type_v=kv_type, lse=True, **settings)
+    assert_equals_the_oracle(case, TENSOR_CORES)
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q4_0"])
+def test_more_pieces_of_a_group_than_a_warp_looks_up_at_once(kv_type):
+    case = replace(OP_CASES[0], n_rows=9001, n_tokens=1, n_head=16, n_head_kv=4, head_dim_k=32, head_dim_v=32,
+                   type_k=kv_type, type_v=kv_type, lse=True)  # fmt: skip
+    assert_equals_the_oracle(case, TOLERANCE)
+
+
 def assert_nearly_equal(got: np.ndarray, want: np.ndarray) -> None:
     error = abs(got - want).max(-1) / abs(want).max()
     assert (error < TOLERANCE).mean() > 1 - OTHERS, error
@@ -94,6 +135,20 @@ def test_heads_that_have_evicted_rows(emulated, rule, position, held, n_tokens):
     case = evict_case("held", n_rows=700, n_head=4, n_head_kv=2, sharpness=1.0, head_dim_k=40, head_dim_v=40)
     spec = f"longheads,window=256,select_from=256,position={position}+{rule}"
     got, want = both(case, emulated, spec, n_tokens, held=held)
+    assert got.n_held == want.n_held
+    assert_nearly_equal(got.out, want.out)
+
+
+@thin
+@pytest.mark.parametrize("n_tokens", [1, 2])
+@pytest.mark.parametrize("held", [0.03, 0.4, 1.0])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("method", ["full", "selfextend,group_size=7,neighbor_window=90",
+                                    "longheads,window=256,select_from=256,select=group"])  # fmt: skip
+def test_heads_of_a_group_that_have_evicted_rows(emulated, method, kv_type, held, n_tokens):
+    case = evict_case("held", n_rows=500, n_head=8, n_head_kv=2, sharpness=1.0, head_dim_k=32, head_dim_v=32,
+                      type_k=kv_type, type_v=kv_type)  # fmt: skip
+    got, want = both(case, emulated, f"{method}+h2o,budget=300", n_tokens, held=held)
     assert got.n_held == want.n_held
     assert_nearly_equal(got.out, want.out)
 
@@ -136,6 +191,20 @@ def test_sequences_of_a_batch_are_as_alone(open_session, tokens, name):
         alone = open_session("llama", LONGHEADS[name].text(), **sizes)
         alone.decode_mixed([(seq, token) for token in tokens[seq : seq + lengths[seq]]])
         assert_same(got[seq], alone.decode_mixed([(seq, tokens[200])])[0], 2 * TOLERANCE)
+
+
+def test_two_sequences_that_read_all_are_as_alone(open_session, tokens):
+    """One is short, one long: tokens of other sequences are tiles of their own."""
+    sizes = {"n_ctx": 256, "n_batch": 256, "n_ubatch": 64, "n_seq_max": 2, "n_threads": 1, "n_threads_batch": 1,
+             "type_k": 1, "type_v": 1}  # fmt: skip
+    together = open_session("llama", "full", **sizes)
+    for seq, n in enumerate((9, 200)):
+        together.decode_mixed([(seq, token) for token in tokens[seq : seq + n]])
+    got = together.decode_mixed([(seq, tokens[220]) for seq in range(2)])
+    for seq, n in enumerate((9, 200)):
+        alone = open_session("llama", "full", **sizes)
+        alone.decode_mixed([(seq, token) for token in tokens[seq : seq + n]])
+        assert_same(got[seq], alone.decode_mixed([(seq, tokens[220])])[0], 2 * TOLERANCE)
 
 
 def test_pages_in_memory_of_the_host(open_session, tokens):

@@ -1,4 +1,4 @@
-// *attend* of few tokens whose heads choose for themselves.
+// *attend* of few tokens, without tensor cores.
 #pragma once
 
 #include "kernels.h"

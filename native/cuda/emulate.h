@@ -162,6 +162,13 @@ inline uint32_t lctx_permute(uint32_t x, uint32_t y, uint32_t choice) {
     return z;
 }
 
+inline int lctx_dot_bytes(uint32_t x, uint32_t y, int sum) {
+    for (int shift = 0; shift < 32; shift += 8) {
+        sum += (int8_t)(x >> shift) * (int8_t)(y >> shift);
+    }
+    return sum;
+}
+
 inline float lctx_from_bf16(uint16_t x) {
     return lctx_as_float((uint32_t)x << 16);
 }

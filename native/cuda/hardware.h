@@ -99,6 +99,11 @@ static __device__ __forceinline__ uint32_t lctx_permute(uint32_t x, uint32_t y, 
     return __byte_perm(x, y, choice);
 }
 
+// sum + the products of four signed bytes.
+static __device__ __forceinline__ int lctx_dot_bytes(uint32_t x, uint32_t y, int sum) {
+    return __dp4a((int)x, (int)y, sum);
+}
+
 static __device__ __forceinline__ float lctx_from_bf16(uint16_t x) {
     return __uint_as_float((uint32_t)x << 16);
 }
