@@ -12,11 +12,11 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PEER := $(firstword $(shell cat patches/upstream.txt))
 # of the peer its library alone is compiled
 PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF \
-             -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/tests/peer.cmake
+             -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/tests/support/peer.cmake
 
 # a process for every core runs tests, whole files each: what a file computes once it computes in one process
 PYTEST := $(BIN)/python -m pytest -rs -n $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)))") --dist loadfile
-# of these groups of tests/needs.py no test may be skipped: make test sets them up
+# of these groups of tests/support/needs.py no test may be skipped: make test sets them up
 TEST_GROUPS := stock,server,plot,cluster,build,harness
 TEST_EXTRAS := test
 COMMA := ,
@@ -108,11 +108,11 @@ check: $(VENV)/.check-tools
 test-build: $(VENV)/.test-tools
 	$(INSTALL) --editable .[$(TEST_EXTRAS)] -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_WERROR=ON
 
-# few cases of every table, of every test (tests/thinning.py)
+# few cases of every table, of every test (tests/support/thinning.py)
 test: test-build
 	LCTX_REQUIRE=$${LCTX_REQUIRE-$(TEST_GROUPS)} $(PYTEST) $(PYTEST_ARGS)
 
-# all cases; LCTX_REQUIRE=page,train,peers names more groups of tests/needs.py of which no test may be skipped
+# all cases; LCTX_REQUIRE=page,train,peers names more groups of tests/support/needs.py of which no test may be skipped
 test-all: TEST_EXTRAS := test,eval$(if $(findstring train,$(LCTX_REQUIRE)),$(COMMA)train)$(if $(findstring peers,$(LCTX_REQUIRE)),$(COMMA)test-peers)
 test-all: test-build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	LCTX_REQUIRE=$(TEST_GROUPS),eval,$(LCTX_REQUIRE) $(PYTEST) --all $(PYTEST_ARGS)
@@ -234,7 +234,7 @@ sanitize-address sanitize-thread: ALONE = sanitize/$*
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	$(INSTALL_ALONE) -C cmake.define.LCTX_SANITIZE=$(SANITIZE)
 	# libstdc++ at the start, or the runtime does not find what throws; -s, or pytest keeps its report
-	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS="halt_on_error=1 suppressions=tsan.txt" \
+	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS="halt_on_error=1 suppressions=support/tsan.txt" \
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
 	    $(PYTHON_ALONE) -m pytest -q -s $(CASES) $(ALONE_TESTS)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import thinning
 from drivers import CASES, drive
+from hybrid_files import path_of
 from session import Session
-from test_checkpoints import path_of
 
 from pylongctx.eval.peak import peak_memory, reset_peak_memory
 

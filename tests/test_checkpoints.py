@@ -1,18 +1,15 @@
 """Checkpoints of windows and recurrent states: what they save, and that nothing depends on them."""
 
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
 import numpy as np
 import pytest
+from hybrid_files import WINDOWS, path_of
 from llamas import EXACT, F32, greedy, new
 from needs import need
-from random_model import write_model
 from random_requests import small_blocks
 from session import assert_same
-from test_tiny_hybrids import SHAPE, make
-from tiny_models import RECIPES
 
 from pylongctx import LlamaPromptLookupDecoding, LlamaRAMCache
 from pylongctx.engine import session
@@ -21,7 +18,6 @@ from pylongctx.errors import Aborted
 from pylongctx.store.finder import Finder
 
 RECURRENT = ["qwen3next", "granitehybrid", "falcon-h1", "lfm2"]
-WINDOWS = ["gemma2", "gemma3"]
 METHODS = [
     None,
     "full",
@@ -40,15 +36,6 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def text(tokens) -> list[int]:
     return [*tokens, *tokens[::-1]]
-
-
-def path_of(folder: Path, name: str) -> Path:
-    if name not in WINDOWS:
-        return make(folder, name)
-    path = folder / f"{name}.gguf"
-    if not path.is_file():
-        write_model(path, replace(RECIPES[name], arch=name), replace(SHAPE, n_layer=6), seed=1)
-    return path
 
 
 @pytest.fixture

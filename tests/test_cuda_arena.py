@@ -7,7 +7,7 @@ from pathlib import Path
 from needs import lacks, patched_upstream
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "tests" / "cuda_on_cpu"
+FOLDER = ROOT / "tests" / "support" / "cuda_on_cpu"
 
 
 def test_grains_and_copies(tmp_path):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hybrid_files import path_of
 from llamas import EXACT, F32, greedy
 from session import assert_same
-from test_checkpoints import path_of
 
 from pylongctx import LlamaDraftModel, ModelDraft, NgramDraft
 from pylongctx._lib import lib

@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+from hybrid_files import path_of
 from needs import lacks
 from session import Session
-from test_checkpoints import path_of
 
 from pylongctx import Llama
 

@@ -22,7 +22,7 @@ for seed in tries.tries(*sys.argv[3:]):
 
 def test_a_driver_that_dies_is_a_line_of_its_own(tmp_path):
     """If a process is killed, hangs or fails, the seeds after that are tried in another one."""
-    (tmp_path / "dying_driver.py").write_text(DYING.format(tests=str(Path(__file__).parent)))
+    (tmp_path / "dying_driver.py").write_text(DYING.format(tests=str(Path(drivers.__file__).parent)))
     lines = list(drivers.run(str(tmp_path / "dying"), tmp_path / "model.gguf", "case", "", range(0, 20, 3)))
     assert [line[:3] for line in lines] == [
         [seed, "case", end] for seed, end in zip(range(0, 20, 3), (0, -6, 0, "hang", 0, 1, 0), strict=True)

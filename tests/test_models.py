@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))  # random_model
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("tests/support", "bench"))
 
 import numpy as np
 import pytest

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
+from hybrid_files import path_of
 from random_jobs import Served, ServedDrafting, ServedReading
 from random_requests import Drafting, Reading, Requests, Tiled, small_blocks
-from test_checkpoints import path_of
 from thinning import few
 
 STEPS = int(os.environ.get("LCTX_REUSE_STEPS", few(80)))

@@ -16,7 +16,7 @@ from pylongctx import Llama
 from pylongctx.errors import LctxError
 
 TOKENS = np.random.default_rng(5).integers(3, 96, 600).astype(np.int32)
-DRIVER = Path(__file__).parent / "shift_driver.py"
+DRIVER = Path(__file__).parent / "support" / "shift_driver.py"
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def test_a_rule_and_spans_do_not_go_together(model):
 @pytest.mark.parametrize("arch", ["gemma3", "qwen3next"])
 def test_windows_and_recurrent_states_keep_their_place(tmp_path, arch):
     need("stock", "llama_cpp")
-    from test_checkpoints import path_of
+    from hybrid_files import path_of
 
     with Llama(str(path_of(tmp_path, arch)), method="full,spans=2", n_ctx=256, verbose=False) as llm:
         llm.eval(TOKENS[:100].tolist())

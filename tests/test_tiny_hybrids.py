@@ -7,10 +7,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from cases import N_CTX_TRAIN
+from hybrid_files import make
 from test_methods import assert_same_logits
 from test_parity import run_llama_cpp
-from tiny_gguf import Shape, make_model
 from tiny_hybrids import HYBRIDS
 from tiny_indexed import INDEXED
 from tiny_latent import LATENT
@@ -18,19 +17,12 @@ from tiny_latent import LATENT
 from pylongctx._lib import library_path
 
 N = 150  # beyond the trained context
-SHAPE = Shape(n_embd=128, n_ctx_train=N_CTX_TRAIN)
 RECIPES = HYBRIDS | LATENT | INDEXED
 OTHER_BASE = {"rope_freq_base": 20000.0}
 UNROTATED = ("glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear", "nemotron_h", "nemotron_h_moe")
 RECURRENT = re.compile(r"blk\.(\d+)\.(ssm_|shortconv\.|attn_norm_2)")
 SILENCED = ("attention", "recurrent")
 MIXED = HYBRIDS | {name: LATENT[name] for name in ("bailingmoe3", "kimi-k3", "kimi-linear")}
-
-
-def make(folder: Path, name: str) -> Path:
-    """Return the file of a model, written on first use."""
-    path = folder / f"{name}.gguf"
-    return path if path.is_file() else make_model(path, SHAPE, arch=name, seed=1)
 
 
 def plain(folder: Path, names) -> dict[str, tuple[str, dict]]:

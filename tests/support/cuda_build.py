@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CUDA = ROOT / "native" / "cuda"
 NEEDS_GGML = ("backend.cu",)  # and with it the headers of cuBLAS
 SOURCES = sorted(path.name for path in CUDA.glob("*.cu"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from needs import lacks
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 VOCABS = ("llama-spm", "llama-bpe", "qwen2", "phi-3")
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
-from test_checkpoints import path_of
+from hybrid_files import path_of
 from tiny_gguf import make_model
 from tries import HANGS, Line
 

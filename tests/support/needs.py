@@ -63,7 +63,7 @@ def need(group: str, *modules: str) -> ModuleType:
 
 def newest_patched() -> Path | None:
     """Return the newest patched llama.cpp that a build has left, None when none has."""
-    build = Path(__file__).resolve().parents[1] / "build"
+    build = Path(__file__).resolve().parents[2] / "build"
     stamps = sorted(build.glob("*/upstream/*/stamp"), key=lambda path: path.stat().st_mtime)
     return stamps[-1].parent / "llama.cpp" if stamps else None
 
