@@ -101,7 +101,7 @@ $(VENV)/.check-tools: $(VENV)/.lint-tools $(VENV)/.build-tools CMakeLists.txt $(
 check: $(VENV)/.check-tools
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) -q -m check $$(grep -l "^pytestmark = pytest.mark.check" tests/test_*.py)
+	$(PYTEST) -q -m check $$(grep -rl --include='test_*.py' "^pytestmark = pytest.mark.check" tests)
 
 # with runs of single ops, and the CUDA kernels as C++, so that they are tested where there is no GPU. CMake remembers the option: make
 # build keeps it
