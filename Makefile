@@ -90,7 +90,7 @@ build/cublas: $(BIN)/pip
 # what a GPU would get, checked without one
 cuda-check: build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	$(PIP) install pytest nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
-	$(BIN)/python -m pytest -q -rs --all tests/test_cuda_build.py tests/test_cuda_gates.py
+	$(BIN)/python -m pytest -q -rs --all tests/native/test_cuda_build.py tests/native/test_cuda_gates.py
 
 # the library with runs of single ops, and what the tests need but the peer; again only after a change in C++
 $(VENV)/.check-tools: $(VENV)/.lint-tools $(VENV)/.build-tools CMakeLists.txt $(shell find native patches -type f)
@@ -209,8 +209,7 @@ tools-ik: $(VENV)/.build-tools
 	$(PYTHON) bench/check_ik.py "$(IK_SOURCE)" $(IK)/bin/llama-bench pylongctx/models/*.gguf
 
 # a library of its own in build/ALONE, with the harness, and tests of kernels and memory on it
-ALONE_TESTS := test_ops.py test_multiply.py test_chunks.py test_oracle_chunks.py test_evict.py test_memory.py \
-    test_corm_sequences.py test_pages.py test_order.py
+ALONE_TESTS := $(patsubst %,native/test_%.py,ops multiply chunks oracle_chunks evict memory corm_sequences pages order)
 INSTALL_ALONE = $(PIP) install pytest hypothesis gguf numpy cffi rich llguidance markdown-it-py && \
     $(PIP) install --no-build-isolation --no-deps --upgrade --target build/$(ALONE) . -C build-dir=build/$(ALONE)/build \
         -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_WERROR=ON -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
@@ -244,7 +243,7 @@ vulkan-check: ALONE := vulkan
 vulkan-check: $(VENV)/.build-tools
 	$(BIN)/python native/vulkan/packages.py $(VULKAN_HEADERS)
 	$(INSTALL_ALONE) -C cmake.define.GGML_VULKAN=ON -C cmake.define.Vulkan_INCLUDE_DIR=$(CURDIR)/$(VULKAN_HEADERS)/usr/include
-	cd tests && GGML_VK_VISIBLE_DEVICES=0 LCTX_REQUIRE=vulkan $(PYTHON_ALONE) -m pytest -q test_vulkan.py $(PYTEST_ARGS)
+	cd tests && GGML_VK_VISIBLE_DEVICES=0 LCTX_REQUIRE=vulkan $(PYTHON_ALONE) -m pytest -q native/test_vulkan.py $(PYTEST_ARGS)
 # on the build of vulkan-check: what is right and how fast, in a few lines for an issue; ARGS=--quick for a part
 vulkan-acceptance: ALONE := vulkan
 vulkan-acceptance:

@@ -1,6 +1,6 @@
 """Every architecture that methods serve against unpatched llama.cpp, in any batches, under every method; every refusal.
 
-``python tests/test_models.py`` writes docs/models-table.md: run it after adding a recipe to ``tiny_models.py``.
+``python tests/native/test_models.py`` writes docs/models-table.md: run it after adding a recipe to ``tiny_models.py``.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("tests/support", "bench"))
+sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("tests/support", "bench"))
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from tiny_models import FIXED_KEYS, GROUP, GROUPS, NARROW_VALUES, ORDINARY, PROV
 N, N_SHORT = 150, 60  # beyond and within the trained context
 SHAPE = Shape(n_embd=128, n_ctx_train=N_CTX_TRAIN)  # heads of 32 channels: whole blocks of every KV type
 OTHER_BASE = {"rope_freq_base": 20000.0}
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PICTURES = np.s_[4:8196]  # tokens of chameleon that are parts of a picture, excluded in the first row of a batch
 BY_ATTENTION = "longheads,chunk_size=16,window=64,representation=attention"  # needs V as wide as K
 IDLE = {  # methods, set so that they change nothing in N_SHORT tokens

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from needs import lacks
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "patches"
 README = (PATCHES / "README.md").read_text()
 FILES = sorted(path.name for path in PATCHES.glob("*.patch"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from needs import lacks, patched_upstream
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "support" / "cuda_on_cpu"
 
 

@@ -9,7 +9,7 @@ from needs import lacks
 
 pytestmark = pytest.mark.check
 
-NATIVE = Path(__file__).resolve().parents[1] / "native"
+NATIVE = Path(__file__).resolve().parents[2] / "native"
 OURS = {"ops/params.h", "ops/fixed.h", "ops/nodes.h", "ops/ops.cpp"}  # the last two: nodes of GGML_OP_LCTX
 SUB_OP = re.compile(r"\bop_params\[0\]")  # which sub-op a node of GGML_OP_LCTX is
 MROPE, IMROPE = 8, 40

@@ -16,7 +16,7 @@ from pylongctx import Llama
 from pylongctx.errors import LctxError
 
 TOKENS = np.random.default_rng(5).integers(3, 96, 600).astype(np.int32)
-DRIVER = Path(__file__).parent / "support" / "shift_driver.py"
+DRIVER = Path(__file__).resolve().parents[1] / "support" / "shift_driver.py"
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from pylongctx.cli.arguments import Options
 from pylongctx.cli.options import add_tensor_options, override_arguments
 from pylongctx.planning import devices
 
-VULKAN = Path(__file__).resolve().parents[1] / "native" / "vulkan"
+VULKAN = Path(__file__).resolve().parents[2] / "native" / "vulkan"
 SHADERS = sorted(path.name for path in VULKAN.glob("*.comp"))
 BARRIERS = re.findall(r'\bbarrier\("(\w+)", ', (VULKAN / "backend.cpp").read_text())
 MODELS = ("llama", "qwen2", "gemma3", "gpt-oss", "deepseek2")

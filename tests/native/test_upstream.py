@@ -7,7 +7,7 @@ from pathlib import Path
 
 from upstream import tarball
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PATCHES = sorted((ROOT / "upstream").glob("*.patch"))
 extract = runpy.run_path(str(ROOT / "patches/refresh.py"))["extract"]
 

@@ -12,7 +12,7 @@ from needs import lacks, patched_upstream
 
 from pylongctx._lib import build_info, ffi, lib
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BUILD = f"{build_info()['version']} {build_info()['series']}"
 # a backend that finds no device, as that of CUDA where there is no driver
 SOURCE = """

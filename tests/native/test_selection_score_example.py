@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from needs import lacks
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE_SOURCES = ("cpu/summarize.cpp", "cpu/select.cpp", "cuda/summarize.cu", "cuda/select.cu")
 
 
@@ -35,7 +35,7 @@ def compiled(folder: Path, name: str, command: list[str]) -> str:
 
 def test_the_example_of_a_selection_score_is_built(tmp_path, commands):
     """And the compiler reports a case that is missing."""
-    example = ROOT / "tests/selection_score.patch"
+    example = Path(__file__).with_name("selection_score.patch")
     shutil.copytree(ROOT / "native", tmp_path / "native")
     subprocess.run(["git", "apply", str(example)], cwd=tmp_path, check=True)
     assert [compiled(tmp_path, name, commands[name]) for name in EXAMPLE_SOURCES] == [""] * len(EXAMPLE_SOURCES)

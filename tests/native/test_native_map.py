@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from native_map import INCLUDE, NativeMap, circles, dot, files_in_circles, functions_of, room, table
 
-NATIVE = Path(__file__).resolve().parents[1] / "native"
+NATIVE = Path(__file__).resolve().parents[2] / "native"
 SMALL = {
     "architectures.h",
     "backend.h",

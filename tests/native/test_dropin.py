@@ -15,7 +15,7 @@ import pytest
 from needs import lacks
 from test_abi import exported_symbols
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "build" / "tools"
 N_BOUND = 253  # functions that llama_cpp 0.3.36 binds
 PROMPT = "The grass is green. The sky is blue. The sun is yellow. Here we go. " * 4
