@@ -144,10 +144,11 @@ def test_verify_counts_what_it_cannot_read(filled, monkeypatch, capsys, failure,
 # ---- what cannot be written ----
 
 
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 CROWDED = """
 import resource, sys
 import numpy as np
-sys.path[:0] = [sys.argv[3], sys.argv[3] + "/../bench"]
+sys.path[:0] = [sys.argv[3], sys.argv[3] + "/../../bench"]
 from stored import found, new, read, text
 with new(sys.argv[1], sys.argv[2]) as llm:
     llm._opened.files.weights()
@@ -159,7 +160,7 @@ with new(sys.argv[1], sys.argv[2]) as llm:
 
 
 def test_a_block_that_does_not_fit_on_the_disk(model, tmp_path):
-    command = [sys.executable, "-c", CROWDED, model, tmp_path / "kv", Path(__file__).parent]
+    command = [sys.executable, "-c", CROWDED, model, tmp_path / "kv", SUPPORT]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True, timeout=300)
     lost, *logits = done.stdout.split()
     assert int(lost) == 6 and done.stderr.count("some blocks were not stored") == 1, done.stderr

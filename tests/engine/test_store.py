@@ -250,9 +250,10 @@ def test_the_least_used_leave(model, tmp_path):
         assert read(llm, text(seed=1))[1] > 0
 
 
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 WRITER = """
 import sys
-sys.path[:0] = [sys.argv[3], sys.argv[3] + "/../bench"]
+sys.path[:0] = [sys.argv[3], sys.argv[3] + "/../../bench"]
 from stored import new, read, text
 with new(sys.argv[1], sys.argv[2]) as llm:
     for seed in range(int(sys.argv[4]), 1000):
@@ -262,7 +263,7 @@ with new(sys.argv[1], sys.argv[2]) as llm:
 
 
 def writer(model, folder, first=0):
-    command = [sys.executable, "-c", WRITER, model, folder, Path(__file__).parent, first]
+    command = [sys.executable, "-c", WRITER, model, folder, SUPPORT, first]
     return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE)
 
 
