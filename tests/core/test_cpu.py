@@ -10,7 +10,7 @@ from pylongctx._cpu import VARIABLE, cpu_features, cpu_kind, cpu_kinds
 
 pytestmark = pytest.mark.check
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KINDS = {"zen4": ["avx2", "avx512f", "avx512_bf16"], "skylakex": ["avx2", "avx512f"], "haswell": ["avx2"]}
 
 

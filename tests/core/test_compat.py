@@ -205,7 +205,7 @@ def test_another_version_is_refused_with_the_command_that_helps(embedded_model):
     reason = fails("compat.version = lambda name: '0.2.90'\ncompat.enable()", embedded_model)
     assert "llama-cpp-python 0.2.90 is installed" in reason
     assert 'CMAKE_ARGS="-DLLAMA_BUILD=OFF" pip install' in reason
-    assert (Path(__file__).parents[1] / "patches/upstream.txt").read_text().split()[0] in reason
+    assert (Path(__file__).parents[2] / "patches/upstream.txt").read_text().split()[0] in reason
 
 
 def test_the_version_is_that_of_the_tests():

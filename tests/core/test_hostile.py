@@ -19,7 +19,7 @@ from gguf_mutator import Gguf
 from pylongctx import Llama, loading
 from pylongctx.errors import InvalidInput, LctxError
 
-FUZZ = Path(__file__).with_name("fuzz.py")
+FUZZ = Path(__file__).resolve().parents[1] / "fuzz.py"
 NOISE = np.random.default_rng(0).bytes(4096)
 
 
