@@ -38,7 +38,7 @@ def test_the_request_of_a_client_is_answered(server, client):
 
 
 def test_the_table_of_clients_has_each_of_them():
-    table = (Path(__file__).parents[1] / "docs" / "clients.md").read_text(encoding="utf-8")
+    table = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
     for path, _, unserved in CLIENTS.values():
         assert f"`{path}`" in table
         assert not [name for name in unserved if f"`{name}`" not in table]
