@@ -15,7 +15,7 @@ from pylongctx.eval.bench import record
 from pylongctx.eval.bench.record import Case, cases, label, pair, wanted
 
 UPSTREAM = sorted(
-    (Path(__file__).parents[1] / "build").glob("*/upstream/*/llama.cpp/tools/llama-bench/llama-bench.cpp")
+    (Path(__file__).parents[2] / "build").glob("*/upstream/*/llama.cpp/tools/llama-bench/llama-bench.cpp")
 )
 OURS = ["method", "kv_bytes", "peak_rss", "ttft_ns", "error"]
 

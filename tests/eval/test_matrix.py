@@ -19,7 +19,7 @@ from pylongctx.methods import METHODS, parse
 
 TRAINED = Positions(512, 64, 10000.0)
 PASSKEY = {"kind": "passkey", "tests": 1}
-REPORT = Path(__file__).resolve().parents[1] / "bench" / "matrix.toml"
+REPORT = Path(__file__).resolve().parents[2] / "bench" / "matrix.toml"
 
 
 def lines(folder):

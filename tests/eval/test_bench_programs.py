@@ -251,7 +251,7 @@ def test_refusals_name_the_program(capsys, fake, tmp_path, given, message):
 
 # ---- what make tools-ik checks ----
 
-CHECK = Path(__file__).parents[1] / "bench" / "check_ik.py"
+CHECK = Path(__file__).parents[2] / "bench" / "check_ik.py"
 TALKING = "print('======= HAVE_FANCY_SIMD is {said}')"
 
 

@@ -124,7 +124,7 @@ def test_what_is_refused_does_not_stop_the_rest(job, samples, expected):
 
 RUNNING = """
 import sys
-sys.path[:0] = [sys.argv[1], sys.argv[1] + "/../bench"]
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/../support", sys.argv[1] + "/../../bench"]
 from test_executors import Cell, Endless, local, make_samples, units_of
 cell = Cell(sys.argv[2], "full", Endless(tests=1), 160, options={"n_threads": 1, "n_threads_batch": 1})
 list(local.Local().run(units_of(cell, make_samples(cell), ())))
