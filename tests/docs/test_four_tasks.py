@@ -10,7 +10,7 @@ from needs import need
 from terminal import PASTE, Terminal, run
 from test_serve_process import started
 
-PAGE = (Path(__file__).parents[1] / "docs" / "four-tasks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "four-tasks.md").read_text(encoding="utf-8")
 MODEL, BOOK = "qwen2.5-coder-1.5b", "bohemia.txt"
 URL = "http://127.0.0.1:8080"
 NUMBER = re.compile(r"\d+(?:\.\d+)?")

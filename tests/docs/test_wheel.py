@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from needs import lacks
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NEEDED = {"CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE", "native/lctx.h", "native/lctx.map",
           "native/counts.h", "native/lctx-sampling.h", "patches/apply.cmake",
           "patches/series", "patches/upstream.txt", "native/build_ffi.py",

@@ -11,7 +11,7 @@ from needs import need
 from serving import running
 from terminal import environment
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 MODELS = ("smollm2-135m", "qwen2.5-coder-1.5b")  # of the scripts, and of the notebook
 BOOK = "It was the best of times, it was the worst of times. " * 60

@@ -20,7 +20,7 @@ from needs import lacks, need
 from pylongctx.catalog import CATALOG
 from pylongctx.cli import make_parser
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["README.md", "CONTRIBUTING.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
 BLOCK = re.compile(r"(?:^<!-- (not run|own process): (.+?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
