@@ -135,7 +135,7 @@ def test_names_cannot_be_spelled_twice():
     assert not accepts(grammar, '{"a": 1, "\\u0061": 2}')
 
 
-def test_white_space_ends():
+def test_white_space_between_json_values_is_bounded():
     grammar = hold({"type": "array", "items": {"const": 1}}).grammar
     assert accepts(grammar, "[1, 1]") and accepts(grammar, "[\n  1,\n  1\n]")
     assert not accepts(grammar, "[" + "\n" * 3 + "1]")

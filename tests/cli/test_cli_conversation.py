@@ -91,7 +91,7 @@ def test_another_answer_costs_the_answer_only(talk, method):
     assert conversation.llm.session.n_evaluated - before < 30
 
 
-def test_what_forgets():
+def test_which_methods_forget_what_was_said():
     assert [forgets(parse(method)) for method in METHODS] == [False, False, False, True, True]
     assert not forgets(None)
 

@@ -141,7 +141,7 @@ def test_a_server_that_knows_no_ranges(entry, index, cache, data):
     assert entry.fetch().read_bytes() == data
 
 
-def test_another_file_that_was_left(entry, cache, data):
+def test_a_wrong_file_that_was_left_is_an_error_and_fetched_again(entry, cache, data):
     folder = cache / f"{FILE}.wheels"
     folder.mkdir(parents=True)
     (folder / entry.wheels[1].file).write_bytes(b"x" * 1000)

@@ -192,7 +192,7 @@ def test_the_object_still_generates(embedded_model):
         ({"attention_type": 5}, "attention_type must be"),
     ],
 )
-def test_what_cannot_be(embedded_model, kwargs, message):
+def test_bad_options_of_embeddings_are_refused(embedded_model, kwargs, message):
     with pytest.raises(ValueError, match=message):
         open_model(embedded_model, **kwargs)
 

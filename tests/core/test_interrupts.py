@@ -141,7 +141,7 @@ def test_calls_from_eight_threads_wait_for_each_other(llm):
     assert results == {i: [text] * 3 for i, text in expected.items()}
 
 
-def test_streams_that_meet_say_so(llm):
+def test_a_stream_that_another_call_interrupts_is_an_error(llm):
     first = llm(TEXT.decode(), stream=True, max_tokens=20, temperature=0.0)
     next(first)
     whole = llm("It was", max_tokens=4, temperature=0.0)

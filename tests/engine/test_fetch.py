@@ -67,7 +67,7 @@ def test_who_waits_is_woken_for_each_item_and_for_the_end():
         fetch.go_on()
 
 
-def test_one_is_offered_and_one_more_is_read():
+def test_one_item_is_offered_while_the_next_is_read():
     items = Items()
     fetch = Fetch(items, lambda: None)
     assert waited_for(lambda: items.read == 2)
@@ -78,7 +78,7 @@ def test_one_is_offered_and_one_more_is_read():
     assert waited_for(lambda: fetch.ready and items.read == 3)
 
 
-def test_the_next_one_rests():
+def test_the_next_item_is_read_after_a_pause():
     fetch = Fetch(Items(), lambda: None)
     fetch.take()
     started = time.monotonic()

@@ -322,7 +322,7 @@ def test_blocks_of_another_format_are_ignored(tmp_path, monkeypatch, caplog, cap
 
 
 @pytest.mark.parametrize("value", [None, 5, [], {}, "x" * 9])
-def test_identities_that_lie_are_refused(filled, value):
+def test_states_with_another_identity_are_refused(filled, value):
     paths, _, state = filled
     with new(paths[0]) as llm:
         for name in state.identity:

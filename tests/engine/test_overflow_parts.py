@@ -79,7 +79,7 @@ def test_a_gap_is_found_where_most_of_a_text_follows_it():
     assert find_gap(text[:0], text) is None
 
 
-def test_halves():
+def test_half_of_what_follows_the_first_tokens_leaves():
     assert Halves(5).next(105) == (5, 55, 0)
     assert Halves(5).next(6) is None
     assert Halves(9).next(3) is None

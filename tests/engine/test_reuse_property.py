@@ -91,7 +91,7 @@ def test_logits_are_those_of_a_text_that_is_evaluated_from_nothing(open_random, 
 
 
 @pytest.mark.parametrize("case", SERVED)
-def test_so_are_those_of_sequences_that_are_asked_together(open_random, case):
+def test_sequences_asked_together_have_the_logits_of_texts_evaluated_from_nothing(open_random, case):
     kind, model, method, more = SERVED[case]
     asked = open_random(kind, model, method, **STORED | more)
     asked.run(5 + STEPS // 6)

@@ -196,7 +196,7 @@ def _submitted(engine, one):
     return one
 
 
-def test_loads_rest_where_they_hold_up_another_sequence(tmp_path, monkeypatch):
+def test_loading_from_the_store_pauses_while_another_sequence_runs(tmp_path, monkeypatch):
     rests, go_on = [], Fetch.go_on
     monkeypatch.setattr(Fetch, "go_on", lambda self, rest: (rests.append(rest), go_on(self, rest)))
     with running(n_seq=2, n_ctx=2048, n_ubatch=512, kv_store=str(tmp_path)) as server:
@@ -256,7 +256,7 @@ def test_a_closed_stream_of_openai_ends_its_job(server, engine):
 
 
 @pytest.mark.parametrize("body", [{}, {"echo": True, "logprobs": 0}, {"n": 3}])
-def test_so_does_one_that_waits_for_the_whole_answer(server, engine, body):
+def test_a_client_that_leaves_before_the_whole_answer_ends_its_jobs(server, engine, body):
     before, n = engine.counters.cancelled, body.get("n", 1)
     text = json.dumps({"prompt": PROMPTS[2], "max_tokens": 400} | body)
     headers = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(text)}"

@@ -19,7 +19,7 @@ def make_cache(request, tmp_path):
     return make
 
 
-def test_the_alias():
+def test_llama_cache_is_the_cache_in_memory():
     assert LlamaCache is LlamaRAMCache
 
 

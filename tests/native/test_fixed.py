@@ -52,7 +52,7 @@ def test_a_product_has_the_same_bits_among_any_number_of_columns(name):
 
 @pytest.mark.parametrize("name", [*TYPES, "F16"])
 @pytest.mark.parametrize("n_own", [1, 3])
-def test_so_has_a_product_with_experts(name, n_own):
+def test_a_product_with_experts_has_the_same_bits_among_any_number_of_columns(name, n_own):
     n_rows, k_dim, n_expert, n_used, n_token = 33, 512, 5, 3, 40
     rng = np.random.default_rng(2)
     weight = rows_of(name, n_expert * n_rows, k_dim)

@@ -131,8 +131,8 @@ def test_full_equals_unpatched_llama_cpp(stock_logits, full, name):
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_the_rope_base_has_weight(stock_logits, name):
-    """The comparison could not fail if positions had none. Of other recipes tests/test_tiny_*.py say so."""
+def test_another_rope_base_gives_other_logits(stock_logits, name):
+    """The comparison could not fail if positions had none. Of other recipes tests/native/test_tiny_*.py say so."""
     want = stock_logits[name]
     assert abs(stock_logits[f"{name}/base"] - want).max() > 0.05 * abs(want).max()
 

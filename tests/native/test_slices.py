@@ -57,7 +57,7 @@ def slices(model):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_kinds(model, method):
+def test_a_method_has_its_kind_of_slice_or_refuses(model, method):
     with new(model, method) as llm:
         assert context_of(llm).slice_kind == METHODS[method]
         llm.eval(TOKENS[:128])

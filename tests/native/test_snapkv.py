@@ -94,7 +94,7 @@ def test_an_answer_continues_from_the_compressed_prompt(start):
 @pytest.mark.parametrize(
     "method", ["longheads,chunk_size=16,window=64+" + SPEC, "selfextend,group_size=16,neighbor_window=21+" + SPEC]
 )
-def test_it_composes(start, method):
+def test_snapkv_composes_with_a_base(start, method):
     with start(method) as llm:
         llm.eval(random_tokens(1, N))
         llm.compress(0.5)

@@ -110,7 +110,7 @@ def test_positions_matter_where_the_architecture_rotates(stock_logits, name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_history_matters(stock_logits, changed_logits, name):
+def test_an_earlier_token_changes_the_last_logits(stock_logits, changed_logits, name):
     got, want = changed_logits[name], stock_logits[name]
     assert_same_logits(got[:3], want[:3], 1e-5)
     assert abs(got - want)[-10:].max() > 0.02 * abs(want).max()

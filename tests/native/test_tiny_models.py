@@ -109,7 +109,7 @@ def test_without_a_method_our_library_is_llama_cpp(stock, name):
 
 
 @pytest.mark.parametrize("name", ROTATED)
-def test_the_rope_base_has_weight(logits, name):
+def test_another_rope_base_gives_other_logits(logits, name):
     swa = RECIPES[name].meta.get(SWA_BASE)
     base = logits(name)
     assert apart(logits(name, freq_base=20000.0, **({SWA_BASE: 2 * swa} if swa else {})), base).max() > 0.05
@@ -136,7 +136,7 @@ def test_sliding_layers_have_a_base_of_their_own(logits, name):
 
 
 @pytest.mark.parametrize("name", [name for name in WINDOWS if name not in FIXED_WINDOWS])
-def test_the_window_has_weight(logits, name):
+def test_a_wider_window_changes_tokens_beyond_the_window_only(logits, name):
     window = WINDOWS[name].meta["attention.sliding_window"]
     difference = apart(logits(name, **{"attention.sliding_window": 256}), logits(name))
     assert difference[:window].max() < 1e-5  # these see all tokens before them either way
@@ -152,16 +152,16 @@ def test_llama_cpp_turns_the_window_of_phi3_off(logits):
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "granite_swa", "mimo2"])
-def test_sinks_have_weight(logits, monkeypatch, name):
+def test_sinks_change_the_logits(logits, monkeypatch, name):
     base = logits(name)
     monkeypatch.setitem(random_model.MEANS, "attn_sinks", (-100.0, 0.1))  # as if there were none
     assert apart(logits(name), base).max() > 0.05
 
 
 @pytest.mark.parametrize("name", OTHERWISE)
-def test_what_a_file_says_has_weight(logits, name):
+def test_other_metadata_gives_other_logits(logits, name):
     assert apart(logits(name, **OTHERWISE[name]), logits(name)).max() > 1e-3
 
 
-def test_loops_have_weight(logits):
+def test_another_number_of_loops_gives_other_logits(logits):
     assert apart(logits("nanbeige", num_loops=1), logits("nanbeige")).max() > 0.05

@@ -237,7 +237,7 @@ def test_methods_that_need_more_are_refused_with_what_works(device, folder, meth
         open_llama(make(folder, "llama"), method, n_ctx=256, n_gpu_layers=-1)
 
 
-def test_those_run_with_attention_on_the_cpu(device, folder, tokens):
+def test_methods_that_need_more_run_with_attention_on_the_cpu(device, folder, tokens):
     path, method = make(folder, "llama"), f"{LONGHEADS},representation=minmax"
     got, want = (logits(path, method, tokens, n, offload_kqv=False) for n in (-1, 0))
     assert error_of(got, want) < OTHER_DEVICE

@@ -78,7 +78,7 @@ def test_wide_code_formulas_and_tables_scroll_by_themselves(phone, server, monke
         )
 
 
-def test_fingers_meet_what_they_touch(phone):
+def test_touch_targets_are_large_enough_for_fingers(phone):
     phone.ask("It was")
     phone.click("Again")
     phone.until(lambda: phone.version() == "2/2")

@@ -102,7 +102,7 @@ def test_a_draft_is_there_after_a_reload_in_its_conversation(page):
     assert page.find("#text").get_property("value") == "another"
 
 
-def test_what_an_earlier_version_kept_moves(page):
+def test_conversations_of_an_earlier_version_are_taken_over(page):
     for key, value in OLD.items():
         page.run("localStorage[`pylongctx:${arguments[0]}`] = arguments[1]", key, json.dumps(value))
     page.reload()

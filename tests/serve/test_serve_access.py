@@ -148,7 +148,7 @@ def test_no_user_erases_what_another_one_has_read(shared):
         assert erased.status_code == 200 and erased.json()["n_erased"] > 0
 
 
-def test_nor_is_what_is_read_at_the_same_time(shared):
+def test_what_two_users_read_at_the_same_time_is_not_shared(shared):
     shared.erase()
     body = {"prompt": LONG, "max_tokens": 2, "temperature": 0, "stream": True, "return_progress": True}
     with (

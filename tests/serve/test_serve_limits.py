@@ -63,7 +63,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized(server, monkeypatch, path, body
     assert max(sizes) < 1000
 
 
-def test_llama_refuses_it_too(embedded_model):
+def test_llama_refuses_a_text_that_cannot_fit_without_tokenizing_it(embedded_model):
     with new(embedded_model) as llm:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for ask in (
@@ -166,7 +166,7 @@ def test_who_does_not_end_its_headers_is_cut_off(server, monkeypatch, head):
     assert 0.3 <= seconds < PATIENCE / 2
 
 
-def test_so_is_who_sends_a_byte_now_and_then(server, monkeypatch):
+def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(server, monkeypatch):
     monkeypatch.setattr("pylongctx.serve.server.HEAD_PATIENCE", 0.3)
     url = httpx.URL(server.url)
     began = time.monotonic()

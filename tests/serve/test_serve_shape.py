@@ -52,7 +52,7 @@ FIELDS = [
 
 
 @pytest.mark.parametrize(("fields", "holds"), FIELDS, ids=range(len(FIELDS)))
-def test_an_answer_is_held(http, fields, holds):
+def test_an_answer_follows_the_field_that_constrains_it(http, fields, holds):
     for path, said in (
         ("/v1/completions", lambda answer: answer["choices"][0]["text"]),
         ("/completion", lambda answer: answer["content"]),
