@@ -233,7 +233,8 @@ sanitize-address sanitize-thread: ALONE = sanitize/$*
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	$(INSTALL_ALONE) -C cmake.define.LCTX_SANITIZE=$(SANITIZE)
 	# libstdc++ at the start, or the runtime does not find what throws; -s, or pytest keeps its report
-	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS="halt_on_error=1 suppressions=support/tsan.txt" \
+	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	    TSAN_OPTIONS="halt_on_error=1 suppressions=support/tsan.txt" \
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
 	    $(PYTHON_ALONE) -m pytest -q -s $(CASES) $(ALONE_TESTS)
 
@@ -243,7 +244,8 @@ vulkan-check: ALONE := vulkan
 vulkan-check: $(VENV)/.build-tools
 	$(BIN)/python native/vulkan/packages.py $(VULKAN_HEADERS)
 	$(INSTALL_ALONE) -C cmake.define.GGML_VULKAN=ON -C cmake.define.Vulkan_INCLUDE_DIR=$(CURDIR)/$(VULKAN_HEADERS)/usr/include
-	cd tests && GGML_VK_VISIBLE_DEVICES=0 LCTX_REQUIRE=vulkan $(PYTHON_ALONE) -m pytest -q native/test_vulkan.py $(PYTEST_ARGS)
+	cd tests && GGML_VK_VISIBLE_DEVICES=0 LCTX_REQUIRE=vulkan \
+	    $(PYTHON_ALONE) -m pytest -q native/test_vulkan.py $(PYTEST_ARGS)
 # on the build of vulkan-check: what is right and how fast, in a few lines for an issue; ARGS=--quick for a part
 vulkan-acceptance: ALONE := vulkan
 vulkan-acceptance:
