@@ -12,11 +12,11 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PEER := $(firstword $(shell cat patches/upstream.txt))
 # of the peer its library alone is compiled
 PEER_ARGS := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF \
-             -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/tests/peer.cmake
+             -DCMAKE_PROJECT_llama.cpp_INCLUDE=$(CURDIR)/tests/support/peer.cmake
 
 # a process for every core runs tests, whole files each: what a file computes once it computes in one process
 PYTEST := $(BIN)/python -m pytest -rs -n $(shell $(PYTHON) -c "import os; print(len(os.sched_getaffinity(0)))") --dist loadfile
-# of these groups of tests/needs.py no test may be skipped: make test sets them up
+# of these groups of tests/support/needs.py no test may be skipped: make test sets them up
 TEST_GROUPS := stock,server,plot,cluster,build,harness
 TEST_EXTRAS := test
 COMMA := ,
@@ -90,7 +90,7 @@ build/cublas: $(BIN)/pip
 # what a GPU would get, checked without one
 cuda-check: build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	$(PIP) install pytest nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm
-	$(BIN)/python -m pytest -q -rs --all tests/test_cuda_build.py tests/test_cuda_gates.py
+	$(BIN)/python -m pytest -q -rs --all tests/native/test_cuda_build.py tests/native/test_cuda_gates.py
 
 # the library with runs of single ops, and what the tests need but the peer; again only after a change in C++
 $(VENV)/.check-tools: $(VENV)/.lint-tools $(VENV)/.build-tools CMakeLists.txt $(shell find native patches -type f)
@@ -101,18 +101,18 @@ $(VENV)/.check-tools: $(VENV)/.lint-tools $(VENV)/.build-tools CMakeLists.txt $(
 check: $(VENV)/.check-tools
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(PYTEST) -q -m check $$(grep -l "^pytestmark = pytest.mark.check" tests/test_*.py)
+	$(PYTEST) -q -m check $$(grep -rl --include='test_*.py' "^pytestmark = pytest.mark.check" tests)
 
 # with runs of single ops, and the CUDA kernels as C++, so that they are tested where there is no GPU. CMake remembers the option: make
 # build keeps it
 test-build: $(VENV)/.test-tools
 	$(INSTALL) --editable .[$(TEST_EXTRAS)] -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_WERROR=ON
 
-# few cases of every table, of every test (tests/thinning.py)
+# few cases of every table, of every test (tests/support/thinning.py)
 test: test-build
 	LCTX_REQUIRE=$${LCTX_REQUIRE-$(TEST_GROUPS)} $(PYTEST) $(PYTEST_ARGS)
 
-# all cases; LCTX_REQUIRE=page,train,peers names more groups of tests/needs.py of which no test may be skipped
+# all cases; LCTX_REQUIRE=page,train,peers names more groups of tests/support/needs.py of which no test may be skipped
 test-all: TEST_EXTRAS := test,eval$(if $(findstring train,$(LCTX_REQUIRE)),$(COMMA)train)$(if $(findstring peers,$(LCTX_REQUIRE)),$(COMMA)test-peers)
 test-all: test-build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	LCTX_REQUIRE=$(TEST_GROUPS),eval,$(LCTX_REQUIRE) $(PYTEST) --all $(PYTEST_ARGS)
@@ -209,8 +209,7 @@ tools-ik: $(VENV)/.build-tools
 	$(PYTHON) bench/check_ik.py "$(IK_SOURCE)" $(IK)/bin/llama-bench pylongctx/models/*.gguf
 
 # a library of its own in build/ALONE, with the harness, and tests of kernels and memory on it
-ALONE_TESTS := test_ops.py test_multiply.py test_chunks.py test_oracle_chunks.py test_evict.py test_memory.py \
-    test_corm_sequences.py test_pages.py test_order.py
+ALONE_TESTS := $(patsubst %,native/test_%.py,ops multiply chunks oracle_chunks evict memory corm_sequences pages order)
 INSTALL_ALONE = $(PIP) install pytest hypothesis gguf numpy cffi rich llguidance markdown-it-py && \
     $(PIP) install --no-build-isolation --no-deps --upgrade --target build/$(ALONE) . -C build-dir=build/$(ALONE)/build \
         -C cmake.define.LCTX_HARNESS=ON -C cmake.define.LCTX_WERROR=ON -C cmake.define.LCTX_UPSTREAM_TARBALL=$(TARBALL)
@@ -234,7 +233,8 @@ sanitize-address sanitize-thread: ALONE = sanitize/$*
 sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 	$(INSTALL_ALONE) -C cmake.define.LCTX_SANITIZE=$(SANITIZE)
 	# libstdc++ at the start, or the runtime does not find what throws; -s, or pytest keeps its report
-	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS="halt_on_error=1 suppressions=tsan.txt" \
+	cd tests && ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	    TSAN_OPTIONS="halt_on_error=1 suppressions=support/tsan.txt" \
 	    LD_PRELOAD="$$(cc -print-file-name=$(RUNTIME)) $$(cc -print-file-name=libstdc++.so)" \
 	    $(PYTHON_ALONE) -m pytest -q -s $(CASES) $(ALONE_TESTS)
 
@@ -244,7 +244,8 @@ vulkan-check: ALONE := vulkan
 vulkan-check: $(VENV)/.build-tools
 	$(BIN)/python native/vulkan/packages.py $(VULKAN_HEADERS)
 	$(INSTALL_ALONE) -C cmake.define.GGML_VULKAN=ON -C cmake.define.Vulkan_INCLUDE_DIR=$(CURDIR)/$(VULKAN_HEADERS)/usr/include
-	cd tests && GGML_VK_VISIBLE_DEVICES=0 LCTX_REQUIRE=vulkan $(PYTHON_ALONE) -m pytest -q test_vulkan.py $(PYTEST_ARGS)
+	cd tests && GGML_VK_VISIBLE_DEVICES=0 LCTX_REQUIRE=vulkan \
+	    $(PYTHON_ALONE) -m pytest -q native/test_vulkan.py $(PYTEST_ARGS)
 # on the build of vulkan-check: what is right and how fast, in a few lines for an issue; ARGS=--quick for a part
 vulkan-acceptance: ALONE := vulkan
 vulkan-acceptance:

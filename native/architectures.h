@@ -10,7 +10,7 @@ struct llama_model;
 
 struct lctx_architecture {
     llm_arch arch;
-    const char * why_not;   // why no method serves it, or nullptr: tests/test_models.py proves it equal to llama.cpp
+    const char * why_not;   // why no method serves it, or nullptr: tests/native/test_models.py proves that one can
     bool float_product;     // the output projection accumulates in float, where half precision overflows
     bool trained_in_pairs;  // NORM rotation, and trained so: the rows of Wk and Wv have the same order
     bool scaled_softcap;    // scores are capped whatever hparams say, and scaled by f_attn_out_scale before

@@ -10,7 +10,7 @@
 
 namespace {
 
-// tests/test_mtp.py compares their drafts with llama.cpp
+// tests/engine/test_mtp.py compares their drafts with llama.cpp
 const llm_arch SERVED[] = {LLM_ARCH_COHERE2MOE, LLM_ARCH_DEEPSEEK2, LLM_ARCH_DEEPSEEK32, LLM_ARCH_GLM4_MOE,  LLM_ARCH_GLM_DSA,
                            LLM_ARCH_HY_V3,      LLM_ARCH_QWEN35,    LLM_ARCH_QWEN35MOE,  LLM_ARCH_QWEN3NEXT, LLM_ARCH_STEP35};
 

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parent / "support"))
+
 import cuda_build
 import cuda_sass
 from cuda_build import CUDA, KERNELS, NEEDS_GGML

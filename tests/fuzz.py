@@ -15,7 +15,7 @@ import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))  # random_model
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("tests/support", "bench"))
 
 import drivers
 import hostile_driver

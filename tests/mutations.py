@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
 LIMIT = 3600  # seconds; a suite that takes longer hangs, which is noticed too
 
 
@@ -135,12 +136,12 @@ def first_failure(suite: str, files: Sequence[str], jobs: int) -> str | None:
     """Return the first test of some files that fails, None when all pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "--tb=no", "-p", "no:cacheprovider",
                "-n", str(jobs), "--dist", "loadfile"]  # fmt: skip
-    command += ["--all"] * (suite == "full") + [str(ROOT / "tests" / name) for name in files]
+    command += ["--all"] * (suite == "full") + [str(path) for name in files for path in TESTS.rglob(name)]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
         return "it hangs"
-    found = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(?:\w+/)?(.+?)(?: - |$)", done.stdout, re.MULTILINE)
     if found or done.returncode == 0:
         return found and found[1]
     raise SystemExit(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
@@ -152,7 +153,7 @@ def caught_by(suite: str, mutation: Mutation, jobs: int, expected_only: bool) ->
     expected = mutation.tests.split()
     failed = first_failure(suite, expected, jobs)
     if not failed and not expected_only:
-        others = [path.name for path in (ROOT / "tests").glob("test_*.py") if path.name not in expected]
+        others = [path.name for path in TESTS.rglob("test_*.py") if path.name not in expected]
         failed = first_failure(suite, sorted(others), jobs)
     return f"{failed or '**none**'}, {time.monotonic() - start:.0f} s"
 

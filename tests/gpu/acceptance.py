@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 # this folder is a package of the first
-sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("tests", "bench"))
+sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("tests", "tests/support", "bench"))
 
 from geometries import cached_model
 from native_ops import Rows, roofline

@@ -24,7 +24,7 @@ from time import monotonic
 from typing import Any
 
 # this folder is a package of the first
-sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("tests", "bench"))
+sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("tests", "tests/support", "bench"))
 
 from gpu import counters, pack, pages
 
