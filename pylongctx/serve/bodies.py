@@ -208,18 +208,15 @@ def _unknown(found: BaseModel, path: str = "") -> Iterator[str]:
 
 
 def _note_unknown(name: str, value: Any, unserved: Unserved) -> None:
-    """Record an unknown field, unless its value requests the existing behavior."""
+    """Record an unknown field, unless its value requests the existing behavior; ApiError if it changes the answer."""
     if value is None or name in foreign.LABELS:
         return
-    if name in foreign.REFUSED:
-        usual, reason = foreign.REFUSED[name]
-        if not _is_one_of(value, usual):
-            raise invalid(f"{name}={_shown(value)} is not supported: {reason}", name)
+    usual = foreign.USUAL.get(name)
+    if _is_one_of(value, usual) if usual else not value:
         return
-    usual, reason = foreign.WITHOUT_EFFECT.get(name, ((), ""))
-    if not _is_one_of(value, usual):
-        shown = f"{name}={_shown(value)}" if name in foreign.WITHOUT_EFFECT else f"the field {name[:SHOWN]!r}"
-        unserved.note(name, f"{shown} is not supported" + (f": {reason}" if reason else " here"))
+    if name in foreign.REFUSED:
+        raise invalid(f"{name}={_shown(value)} is not supported: {foreign.REFUSED[name]}", name)
+    unserved.note(name, f"the field {name[:SHOWN]!r} is not supported")
 
 
 def _is_one_of(value: Any, usual: tuple[Any, ...]) -> bool:
