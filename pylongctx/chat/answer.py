@@ -140,23 +140,12 @@ class ChatChunk(_Chunk, total=False):
 
 
 class AnswerParser:
-    """Owner of one ``lctx_parser``.
-
-    Parameters
-    ----------
-    syntax : str
-        The template's description of its answers, see ``Rendered.syntax``.
-
-    Attributes
-    ----------
-    failure : str
-        Why the complete answer does not follow the template; empty if it does.
-    """
+    """Owner of one ``lctx_parser``, which parses answers by the ``syntax`` of a ``Rendered``."""
 
     def __init__(self, syntax: str) -> None:
         handle = lib.lctx_parser_create(syntax.encode())
         self._handle = ffi.gc(handle, lib.lctx_parser_free)
-        self.failure = ""
+        self.failure = ""  # why the complete answer does not follow the template
         if failure := text(lib.lctx_parser_error(handle)):
             raise error(lib.LCTX_INVALID, failure)
 
@@ -198,30 +187,14 @@ def _deltas(found: Any) -> list[dict[str, Any]]:
 
 @dataclass
 class ChatAnswer:
-    """A running answer.
-
-    Attributes
-    ----------
-    generation : Generation
-        The generation of the text.
-    parser : AnswerParser
-        Parses the text.
-    legacy : bool
-        Whether calls are OpenAI's older function calls.
-    usage_chunk : bool
-        Whether a stream ends with a separate usage chunk, as with OpenAI's ``stream_options.include_usage``.
-    one_call : bool
-        Whether the answer ends after the first tool call.
-    model_name : str
-        The model's name in the chunks.
-    """
+    """A running answer."""
 
     generation: Generation
     parser: AnswerParser
     model_name: str
-    legacy: bool = False
-    usage_chunk: bool = False
-    one_call: bool = False
+    legacy: bool = False  # whether calls are OpenAI's older function calls
+    usage_chunk: bool = False  # whether a stream ends with a separate usage chunk, as with OpenAI's include_usage
+    one_call: bool = False  # whether the answer ends after the first tool call
     entries: list[TokenEntry] = field(default_factory=list)  # not sent in a chunk yet
     called: bool = False
 

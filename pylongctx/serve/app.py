@@ -48,15 +48,7 @@ def add_folder(app: FastAPI, folder: Path) -> frozenset[str]:
 
 
 class Prefix:
-    """Removes a prefix from the paths of requests; other paths are not found.
-
-    Parameters
-    ----------
-    app : ASGI application
-        The application.
-    prefix : str
-        It begins with a slash and does not end with one.
-    """
+    """Removes a prefix, such as ``/v2``, from the paths of requests; other paths are not found."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app = app

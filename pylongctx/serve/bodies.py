@@ -73,22 +73,11 @@ NEVER = float("-inf")
 
 
 class Unserved:
-    """Unsupported fields of a request: they cause an error, a response header and a log message, or nothing.
-
-    Parameters
-    ----------
-    policy : str
-        ``warn``, ``ignore`` or ``refuse``.
-
-    Attributes
-    ----------
-    found : dict
-        The fields, each with the reason.
-    """
+    """Unsupported fields of a request; the policy is ``refuse``, ``warn`` (in a header and the log) or ``ignore``."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
-        self.found: dict[str, str] = {}
+        self.found: dict[str, str] = {}  # the reasons by field
 
     def note(self, name: str, reason: str) -> None:
         """Record a field without effect; ApiError if such fields are refused."""
@@ -427,13 +416,7 @@ def _bias(pair: Any) -> tuple[int | str, float]:
 
 
 def as_prompts(value: Any, most: int = MAX_PROMPTS, name: str = "prompt") -> tuple[list[MixedPrompt], bool]:
-    """Return the prompts of llama-server's field, each a text or a list of tokens and texts, and whether it was one.
-
-    Raises
-    ------
-    ApiError
-        When it has another form.
-    """
+    """Return the prompts of llama-server's field, each a text or a list of tokens and texts, and whether it was one."""
     if isinstance(value, str | Mapping) or (isinstance(value, list) and any(_is_token(one) for one in value)):
         return [_one_prompt(value, name)], True
     if not isinstance(value, list) or not value:

@@ -29,30 +29,14 @@ FOREVER = "9999-12-31T23:59:59Z"  # the expiry of a model that stays loaded
 
 @dataclass(frozen=True)
 class Card:
-    """The description of a model from its file.
+    """The description of a model from its file."""
 
-    Attributes
-    ----------
-    size : int
-        Bytes of all its files.
-    modified : str
-        The time of the last write of the first file.
-    digest : str
-        Changes when a file is written or replaced.
-    details : dict
-        Ollama's object: family, number of parameters, type of the weights.
-    info : dict
-        The metadata; arrays are null.
-    capabilities : list of str
-        Its capabilities, as far as the file shows them.
-    """
-
-    size: int
+    size: int  # bytes of all its files
     modified: str
-    digest: str
+    digest: str  # changes when a file is written or replaced
     details: Object
-    info: Object
-    capabilities: list[str]
+    info: Object  # the metadata; arrays are null
+    capabilities: list[str]  # as far as the file shows them
 
     def entry(self, name: str) -> Object:
         """Return the fields that all lists of models share."""

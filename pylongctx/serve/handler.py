@@ -37,13 +37,7 @@ Given = ParamSpec("Given")
 
 
 class Feed:
-    """Passes chunks from threads to the event loop, and holds the threads back while the client is slow.
-
-    Parameters
-    ----------
-    n_threads : int
-        How many threads may put chunks concurrently.
-    """
+    """Passes chunks from threads to the event loop, and holds the threads back while the client is slow."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
@@ -102,14 +96,9 @@ class Feed:
 
 
 class EventStream(Response):
-    """The events of a handler as server-sent events, followed by ``[DONE]``.
+    """The events of a handler as server-sent events, followed by ``[DONE]``; None is sent as a keep-alive comment.
 
-    Parameters
-    ----------
-    handler : Handler
-        Its completions are cancelled when the client disconnects, and closed at the end in any case.
-    events : async iterator
-        Objects to send as JSON; None is sent as a keep-alive comment.
+    The completions are cancelled when the client disconnects, and closed at the end in any case.
     """
 
     media_type = "text/event-stream"
@@ -197,33 +186,9 @@ class Handler(ABC, Generic[Body]):
 
     A subclass says how a completion is generated (``prepare``, ``complete``, ``stream``), and how the response is
     written (``whole``, ``events``). The first three run in threads, of which each completion has one.
-
-    Parameters
-    ----------
-    service : Service
-        The model, its engine and its threads.
-    request : Request
-        The HTTP request.
-    body : Generate
-        Its fields.
-    n : int
-        The number of completions.
-
-    Attributes
-    ----------
-    prefix : str
-        Prefix of the ids of answers.
-    response : type
-        The response class that sends the events of a stream.
-    id : str
-        The id of the answer.
-    sources : list of EngineSource
-        The tokens of each completion, from ``answer`` to ``close``.
-    feed : Feed
-        The chunks of a stream.
     """
 
-    prefix: str
+    prefix: str  # of the ids of answers
     response: type[EventStream] = EventStream
 
     def __init__(self, service: Service, request: Request, body: Body, n: int = 1) -> None:
@@ -233,7 +198,7 @@ class Handler(ABC, Generic[Body]):
         self.service = service
         self.host = service.host
         self.body = body
-        self.sources: list[EngineSource] = []
+        self.sources: list[EngineSource] = []  # of each completion, from answer() to close()
         self.feed = Feed(service.host.n_seq)
         self.request = request
         self._n = n

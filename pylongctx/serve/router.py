@@ -40,27 +40,13 @@ AT_ONCE = frozenset({"0", "0.0", "0s", "0m", "0h"})  # values of Ollama's keep_a
 
 @dataclass
 class Router:
-    """The parts of a server of several models.
-
-    Attributes
-    ----------
-    shelf : Shelf
-        The available models.
-    children : Children
-        The processes of loaded models.
-    settings : Settings
-        Access control and limits of requests.
-    autoload : bool
-        Whether a request loads its model.
-    loads_first : bool
-        Whether all models are loaded before the first request.
-    """
+    """The parts of a server of several models."""
 
     shelf: Shelf | OneModel
     children: Children
     settings: Settings
-    autoload: bool = True
-    loads_first: bool = False
+    autoload: bool = True  # whether a request loads its model
+    loads_first: bool = False  # whether all models are loaded before the first request
     answers: Answers = field(default_factory=Answers)
     started: int = field(default_factory=lambda: int(time.time()))
 
@@ -135,15 +121,7 @@ def create_app(router: Router) -> FastAPI:
 
 
 class PassedOn(Route):
-    """The route of all requests for models: every path except those of files.
-
-    Parameters
-    ----------
-    endpoint : callable
-        Handles the requests.
-    folder : Path or None
-        Has the files.
-    """
+    """The route of all requests for models: every path except those of files in the folder."""
 
     def __init__(self, endpoint: Callable[[Request], Awaitable[Response]], folder: Path | None) -> None:
         super().__init__("/{path:path}", endpoint, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
@@ -280,17 +258,7 @@ async def _ended(router: Router, source: ModelSource, request: Request) -> Respo
 
 
 class Forwarded(Response):
-    """The forwarded response of a child.
-
-    Parameters
-    ----------
-    children : Children
-        Loads the model.
-    source : ModelSource
-        The model.
-    body : bytes
-        The body of the request.
-    """
+    """The forwarded response of a child."""
 
     def __init__(self, children: Children, source: ModelSource, body: bytes) -> None:
         super().__init__()
