@@ -237,8 +237,7 @@ class Handler(ABC, Generic[Body]):
         handed_over = False
         try:
             self.sources = [self._source(index) for index in range(self._n)]
-            begin = self._stream if self.body.stream else self._complete
-            found = await self._results(begin)
+            found = await self._results(self.stream if self.body.stream else self.complete)
             if found is None:
                 return Response(status_code=CLOSED)
             if not self.body.stream:
@@ -299,13 +298,7 @@ class Handler(ABC, Generic[Body]):
             prefills=self.service.prefills(getattr(body, "continue_final_message", None)),
         )
 
-    def _complete(self, index: int) -> Object:
-        return self.complete(index, self.sources[index])
-
-    def _stream(self, index: int) -> Iterator[Object]:
-        return self.stream(index, self.sources[index])
-
-    async def _results(self, begin: Callable[[int], Any]) -> list[Any] | None:
+    async def _results(self, begin: Callable[[int, EngineSource], Any]) -> list[Any] | None:
         """Begin all completions and return their results; None if the client disconnected.
 
         The first failure cancels the other completions.
@@ -330,13 +323,14 @@ class Handler(ABC, Generic[Body]):
             del work, waited, failures  # breaks the reference cycle with this frame
         return found if whole else None
 
-    async def _begin_all(self, begin: Callable[[int], Any]) -> list[Any]:
+    async def _begin_all(self, begin: Callable[[int, EngineSource], Any]) -> list[Any]:
         """Return the result or exception of each completion, or the exception of ``prepare``."""
         try:
             await self._run(self.prepare)
         except Exception as reason:
             return [reason]
-        return await asyncio.gather(*(self._run(begin, index) for index in range(self._n)), return_exceptions=True)
+        running = (self._run(begin, index, source) for index, source in enumerate(self.sources))
+        return await asyncio.gather(*running, return_exceptions=True)
 
     async def _chunks(self, streams: list[Iterator[Object]]) -> Chunks:
         """Yield (completion, chunk) of all completions."""
