@@ -43,6 +43,19 @@ class Card:
         names = {"name": name, "model": name}
         return names | {"modified_at": self.modified, "size": self.size, "digest": self.digest, "details": self.details}
 
+    def shown(self, path: str | None, settings: Mapping[str, Any]) -> Object:
+        """Return the description of a model; the settings are written as the lines of a Modelfile."""
+        return {
+            "license": self.info.get("general.license") or "",
+            "modelfile": f"FROM {path}\n",
+            "parameters": "\n".join(f"{name:<30} {value}" for name, value in settings.items()),
+            "template": self.info.get("tokenizer.chat_template", ""),
+            "details": self.details,
+            "model_info": self.info,
+            "capabilities": self.capabilities,
+            "modified_at": self.modified,
+        }
+
 
 def card_of(path: str) -> Card:
     """Return the card of a GGUF file, or of a split model by its first file; InvalidInput when it is unreadable."""
@@ -126,8 +139,3 @@ def _value(value: Any) -> Any:
 def stamp(when: datetime) -> str:
     """Return a time in Ollama's form."""
     return when.isoformat().replace("+00:00", "Z")
-
-
-def parameters(settings: Mapping[str, Any]) -> str:
-    """Return settings as the lines of a Modelfile."""
-    return "\n".join(f"{name:<30} {value}" for name, value in settings.items())

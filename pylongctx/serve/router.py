@@ -20,7 +20,6 @@ from pylongctx._log import LOG
 from pylongctx.serve import ollama
 from pylongctx.serve.app import INDEX, enclose
 from pylongctx.serve.bodies import json_of
-from pylongctx.serve.cards import parameters
 from pylongctx.serve.children import Child, Children, ModelSource, OneModel, Shelf
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.handler import READER_PATIENCE, until_gone
@@ -183,9 +182,10 @@ def _add_ollama(app: FastAPI, router: Router) -> None:
     @app.post("/api/show")
     async def show(request: Request) -> Response:
         source = await _named(router, request)
-        if router.children.of(source).status == "loaded" or source.card is None:
+        card = await run_in_threadpool(lambda: source.card)
+        if router.children.of(source).status == "loaded" or card is None:
             return await _forward(router, request)
-        return JSONResponse(await run_in_threadpool(_shown, source))
+        return JSONResponse(card.shown(source.path, {}))
 
     @app.get("/api/version")
     @app.head("/api/version")
@@ -200,21 +200,6 @@ def _cards(router: Router) -> Iterator[Object]:
     for source in router.shelf.sources().values():
         if (card := source.card) is not None:
             yield card.entry(source.name)
-
-
-def _shown(source: ModelSource) -> Object:
-    """Return the description of a model that is not loaded."""
-    card = source.card
-    assert card is not None
-    return {
-        "modelfile": f"FROM {source.path}\n",
-        "parameters": parameters({}),
-        "template": card.info.get("tokenizer.chat_template", ""),
-        "details": card.details,
-        "model_info": card.info,
-        "capabilities": card.capabilities,
-        "modified_at": card.modified,
-    }
 
 
 # ---- requests for one model ----
