@@ -468,8 +468,7 @@ class CompletionBody(Generate):
     def arguments(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the keyword arguments of ``create_completion``."""
         own = {name: getattr(self, name) for name in ("suffix", "echo", "logprobs")}
-        wanted = self.max_tokens if self.max_tokens is not None else defaults.get("max_tokens")
-        limit = {} if wanted is None else {"max_tokens": wanted}
+        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
         return {**self.sampling(defaults, host), **own, **limit}
 
 
