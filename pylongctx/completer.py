@@ -462,7 +462,7 @@ stopping_criteria, **more
 
     def _answer(self, given: Mapping[str, Any]) -> ChatAnswer:
         model, source, conversation = self._model, self._source, self._conversation(given)
-        prompt, fields = conversation.fit(given["max_tokens"]) if source.evicts else (conversation.prompt(), {})
+        prompt = conversation.fit(given["max_tokens"]) if source.evicts else conversation.prompt()
         rendered, tokens = prompt.rendered, prompt.tokens
         own_grammar = constraint(given["grammar"]) or rendered.constraint
         params = sampling_params(given, self._seeds, self.last_n_tokens_size)
@@ -470,7 +470,17 @@ stopping_criteria, **more
         piece = partial(self._piece, tokens_of(model, rendered.preserved))
         n_top = check_count("top_logprobs", given["top_logprobs"] or 0, 0)
         scorer = Scorer(model, n_top, piece) if given["logprobs"] else None
-        job = job_of(source, tokens, sampler, given, scorer is not None, text=rendered.prompt, **fields)
+        job = job_of(
+            source,
+            tokens,
+            sampler,
+            given,
+            scorer is not None,
+            text=rendered.prompt,
+            evictions=prompt.evictions,
+            dropped_turns=prompt.dropped_turns,
+            dropped_tokens=prompt.dropped_tokens,
+        )
         stops = StopFilter([*stop_words(given["stop"]), *rendered.stops])
         return ChatAnswer(
             Generation(source, job, stops, piece, scorer),

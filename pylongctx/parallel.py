@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, overload
 
 from pylongctx._arguments import has_gpu
@@ -183,8 +183,8 @@ class EngineSource:
         Number of last tokens that penalties consider; -1: the whole context; None: the host's setting.
     prefills : bool
         Whether an answer continues a last message of the assistant.
-    fields : dict
-        Additional fields of the job: ``id``, ``traced``, ``progress``, ``owner``, ``slot``, ``reuses``.
+    id, traced, progress, owner, slot, reuses
+        Fields of its ``Job``.
     """
 
     def __init__(
@@ -194,16 +194,23 @@ class EngineSource:
         limit: int | None = None,
         last_n_tokens_size: int | None = None,
         prefills: bool = True,
-        **fields: Any,
+        *,
+        id: str = "",
+        traced: bool = False,
+        progress: Callable[[Job], None] | None = None,
+        owner: str | None = None,
+        slot: int | None = None,
+        reuses: bool = True,
     ) -> None:
-        if fields.get("traced") and chunked(host.method) is None:
+        if traced and chunked(host.method) is None:
             raise ValueError(f"method {str(host.method)!r} does not read chunks, so there is nothing to trace")
         self.host = host
         self._last_n = host.last_n_tokens_size if last_n_tokens_size is None else last_n_tokens_size
         self._prefills = prefills
         self._engine = engine
         self._limit = limit
-        self._fields = fields
+        self._owner = owner
+        self._job = partial(Job, id=id, traced=traced, progress=progress, owner=owner, slot=slot, reuses=reuses)
         self._cancelled = False
         self.current: Job | None = None
 
@@ -245,7 +252,7 @@ class EngineSource:
 
     def document(self, text: str | None, name: str | None) -> Document:
         """Register a document of the owner, or return the one with a name."""
-        return self._engine.documents.of_request(text, name, self._fields.get("owner"))
+        return self._engine.documents.of_request(text, name, self._owner)
 
     def log(self, message: str) -> None:
         """Write to the log if verbose."""
@@ -261,10 +268,10 @@ class EngineSource:
         wanted = self._limit if max_tokens is None or max_tokens < 0 else max_tokens
         limit = most_tokens(wanted, room, fields.get("evictions"))
         ids = self.model.check_tokens(tokens)
-        placed = self._engine.documents.find(ids, self._fields.get("owner"), text)
+        placed = self._engine.documents.find(ids, self._owner, text)
         model = self.host.draft_model
         draft = None if model is None else Drafting(model)
-        self.current = Job(ids, sampler, limit=limit, placed=placed, draft=draft, **self._fields, **fields)
+        self.current = self._job(ids, sampler, limit=limit, placed=placed, draft=draft, **fields)
         if self._cancelled:
             raise Cancelled("cancelled")
         return self.current

@@ -1,15 +1,20 @@
 """Answers to conversations: OpenAI's dicts, the parser of the text, and the stream of chunks."""
 
+from __future__ import annotations
+
 import json
 import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pylongctx._lib import error, ffi, lib, take_text, text
 from pylongctx.completions.results import CompletionUsage, Generation, TokenEntry
 from pylongctx.errors import LctxError
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
 Message = dict[str, Any]  # a message of a request: role, content, tool_calls, ...
 FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
@@ -51,17 +56,14 @@ class ToolCall(TypedDict):
     function: FunctionCall
 
 
-class _Answer(TypedDict):
-    role: Literal["assistant"]
-    content: str | None
-
-
-class AnswerMessage(_Answer, total=False):
+class AnswerMessage(TypedDict):
     """The message of an answer."""
 
-    reasoning_content: str
-    tool_calls: list[ToolCall]
-    function_call: FunctionCall
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+    function_call: NotRequired[FunctionCall]
 
 
 class ChatChoice(TypedDict):
@@ -84,26 +86,20 @@ class ChatCompletion(TypedDict):
     usage: CompletionUsage
 
 
-class _FunctionCallDelta(TypedDict):
+class FunctionCallDelta(TypedDict):
+    """A part of a function call: only the first one has the name."""
+
+    name: NotRequired[str]
     arguments: str
 
 
-class FunctionCallDelta(_FunctionCallDelta, total=False):
-    """A part of a function call: only the first one has the name."""
-
-    name: str
-
-
-class _ToolCallDelta(TypedDict):
-    index: int
-    function: FunctionCallDelta
-
-
-class ToolCallDelta(_ToolCallDelta, total=False):
+class ToolCallDelta(TypedDict):
     """A part of a tool call; only the first one has the id and the type."""
 
-    id: str
-    type: Literal["function"]
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionCallDelta
 
 
 class Delta(TypedDict, total=False):
@@ -125,38 +121,24 @@ class ChunkChoice(TypedDict):
     finish_reason: FinishReason | None
 
 
-class _Chunk(TypedDict):
+class ChatChunk(TypedDict):
+    """A chunk of a stream; only the last one has ``usage``."""
+
     id: str
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
     choices: list[ChunkChoice]
-
-
-class ChatChunk(_Chunk, total=False):
-    """A chunk of a stream; only the last one has ``usage``."""
-
-    usage: CompletionUsage
+    usage: NotRequired[CompletionUsage]
 
 
 class AnswerParser:
-    """Owner of one ``lctx_parser``.
-
-    Parameters
-    ----------
-    syntax : str
-        The template's description of its answers, see ``Rendered.syntax``.
-
-    Attributes
-    ----------
-    failure : str
-        Why the complete answer does not follow the template; empty if it does.
-    """
+    """Owner of one ``lctx_parser``, which parses answers by the ``syntax`` of a ``Rendered``."""
 
     def __init__(self, syntax: str) -> None:
         handle = lib.lctx_parser_create(syntax.encode())
         self._handle = ffi.gc(handle, lib.lctx_parser_free)
-        self.failure = ""
+        self.failure = ""  # why the complete answer does not follow the template
         if failure := text(lib.lctx_parser_error(handle)):
             raise error(lib.LCTX_INVALID, failure)
 
@@ -198,30 +180,14 @@ def _deltas(found: Any) -> list[dict[str, Any]]:
 
 @dataclass
 class ChatAnswer:
-    """A running answer.
-
-    Attributes
-    ----------
-    generation : Generation
-        The generation of the text.
-    parser : AnswerParser
-        Parses the text.
-    legacy : bool
-        Whether calls are OpenAI's older function calls.
-    usage_chunk : bool
-        Whether a stream ends with a separate usage chunk, as with OpenAI's ``stream_options.include_usage``.
-    one_call : bool
-        Whether the answer ends after the first tool call.
-    model_name : str
-        The model's name in the chunks.
-    """
+    """A running answer."""
 
     generation: Generation
     parser: AnswerParser
     model_name: str
-    legacy: bool = False
-    usage_chunk: bool = False
-    one_call: bool = False
+    legacy: bool = False  # whether calls are OpenAI's older function calls
+    usage_chunk: bool = False  # whether a stream ends with a separate usage chunk, as with OpenAI's include_usage
+    one_call: bool = False  # whether the answer ends after the first tool call
     entries: list[TokenEntry] = field(default_factory=list)  # not sent in a chunk yet
     called: bool = False
 

@@ -40,10 +40,7 @@ ANSWER_SHARE = 8  # 1 / ANSWER_SHARE of the context is reserved for an answer, o
 def check_messages(messages: Any, source: str) -> list[Message]:
     """Return the messages with OpenAI's functions as tools and with tool calls in OpenAI's form.
 
-    Raises
-    ------
-    ValueError
-        When a message is invalid; a role must be one of OpenAI's, or one named in the template.
+    ValueError when a message is invalid; a role must be one of OpenAI's, or one named in the template.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ValueError("messages must be a list of at least one message")
@@ -146,10 +143,7 @@ def _without_functions(message: dict[str, Any]) -> Message:
 def choose_tools(functions: Any, function_call: Any, tools: Any, tool_choice: Any) -> tuple[list[dict[str, Any]], str]:
     """Return the tools and the choice: auto, none or required. A tool named by the choice is the only one returned.
 
-    Raises
-    ------
-    ValueError
-        When a tool is not a function, or the choice is invalid.
+    ValueError when a tool is not a function, or the choice is invalid.
     """
     if functions:
         tools = [{"type": "function", "function": function} for function in functions]
@@ -213,11 +207,7 @@ def render(template: ChatTemplate, given: Mapping[str, Any], prefills: bool = Fa
     """Render a conversation; ``given``: the keywords of ``create_chat_completion``.
 
     With ``prefills``, a last message of the assistant stays open: its reasoning and its text begin the answer.
-
-    Raises
-    ------
-    ValueError
-        When a message, a tool or a schema is invalid, or the template does not support the request.
+    ValueError when a message, a tool or a schema is invalid, or the template does not support the request.
     """
     tools, choice = choose_tools(*(given[name] for name in ("functions", "function_call", "tools", "tool_choice")))
     messages = check_messages(given["messages"], template.info["source"])
@@ -326,19 +316,7 @@ def _prefilled(rendered: Rendered, more: str, n: int) -> Rendered:
 class Marks:
     """Replaces texts of special tokens in messages before a template is rendered, and restores them afterwards.
 
-    Parameters
-    ----------
-    messages : sequence
-        The messages; other values stay unchanged.
-    texts : frozenset of str
-        The texts of the special tokens.
-    is_plain : callable
-        Called as ``(role, text)``; returns whether the text is plain.
-
-    Attributes
-    ----------
-    messages : sequence
-        The messages with marks instead of these texts.
+    It does so in texts for which ``is_plain(role, text)`` is true. Values that are not messages stay unchanged.
 
     Examples
     --------
@@ -449,17 +427,7 @@ def _overlaps(span: Span, plain: Sequence[Span], starts: Sequence[int]) -> bool:
 
 
 def prompt_tokens(model: Model, prompt: str, plain: Sequence[Span] = ()) -> list[int]:
-    """Return the tokens of a rendered conversation.
-
-    Parameters
-    ----------
-    model : Model
-        Has the vocabulary.
-    prompt : str
-        The text.
-    plain : sequence of (int, int)
-        Positions of texts of special tokens that are plain text, ascending.
-    """
+    """Return the tokens of a rendered conversation; ``plain`` positions are ascending, see ``Rendered``."""
     parts = split(prompt, plain, model.special_texts if plain else frozenset())
     tokens = (model.tokenize(text.encode(), False, special) for text, special in parts)
     return [*model.start, *chain.from_iterable(tokens)]
@@ -501,37 +469,20 @@ def turns(messages: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    """A rendered conversation and its tokens.
-
-    Attributes
-    ----------
-    rendered : Rendered
-        The text, and the form of the answer.
-    tokens : list of int
-        The tokens of the text.
-    n_left_out : int
-        Number of turns that are left out.
-    """
+    """A rendered conversation and its tokens."""
 
     rendered: Rendered
     tokens: list[int]
-    n_left_out: int
+    dropped_turns: int = 0  # oldest turns that are left out, with the tokens below
+    dropped_tokens: int = 0
+    evictions: Turns | None = None  # the turns that may be left out later, if there are any
 
 
 class Conversation:
     """A conversation to answer, with all turns or without its oldest ones.
 
-    Parameters
-    ----------
-    template : ChatTemplate
-        Renders it.
-    source : TokenSource
-        Has the vocabulary, the context that a prompt must fit into, and the documents.
-    given : mapping
-        The arguments of ``create_chat_completion``. With ``parse_special``, texts of special tokens become these tokens
-        in user and tool messages too; never in documents.
-    prefills : bool
-        Whether the answer continues a last message of the assistant.
+    ``given`` has the arguments of ``create_chat_completion``. With ``parse_special``, texts of special tokens become
+    these tokens in user and tool messages too; never in documents.
     """
 
     def __init__(
@@ -575,30 +526,21 @@ class Conversation:
                 document.miss("the chat template changes its text")
         return ChatPrompt(rendered, prompt_tokens(self.model, rendered.prompt, rendered.plain), n)
 
-    def fit(self, max_tokens: int | None) -> tuple[ChatPrompt, dict[str, Any]]:
-        """Return the prompt without as many turns as needed to leave room for an answer, and fields of its job.
+    def fit(self, max_tokens: int | None) -> ChatPrompt:
+        """Return the prompt without as many turns as needed to leave room for an answer; the last turn always stays.
 
-        The last turn always stays.
-
-        Raises
-        ------
-        PromptTooLong
-            When the last turn alone is too long.
+        PromptTooLong when the last turn alone is too long.
         """
-        room = self._source.n_ctx // ANSWER_SHARE
-        most = self._source.n_ctx - (min(room, max_tokens) if max_tokens and max_tokens > 0 else room)
-        n_whole, whole = self._size(0)
+        n_ctx = self._source.n_ctx
+        room = n_ctx // ANSWER_SHARE
+        most = n_ctx - (min(room, max_tokens) if max_tokens and max_tokens > 0 else room)
+        n_whole, found = self._size(0)
         last = len(turns(self._messages)) - 1
-        if whole is not None and (n_whole <= most or last < 1):
-            return whole, {"evictions": Turns(self, whole, last, self._source.n_ctx)}
-        n = 1 + bisect_left(range(1, last), True, key=lambda n: self._size(n)[0] <= most) if last > 0 else 0
-        found = self.prompt(n)
-        evictions = Turns(self, found, last, self._source.n_ctx)
-        return found, {
-            "evictions": evictions,
-            "dropped_turns": n,
-            "dropped_tokens": max(0, n_whole - len(found.tokens)),
-        }
+        if found is None or (n_whole > most and last > 0):
+            n = 1 + bisect_left(range(1, last), True, key=lambda n: self._size(n)[0] <= most) if last > 0 else 0
+            found = self.prompt(n)
+        dropped = max(0, n_whole - len(found.tokens))
+        return replace(found, dropped_tokens=dropped, evictions=Turns(self, found, last, n_ctx))
 
     def _size(self, n: int) -> tuple[int, ChatPrompt | None]:
         """Return the number of tokens of a prompt, and the prompt; for a text that is too long a lower bound."""
@@ -610,24 +552,15 @@ class Conversation:
 
 
 class Turns:
-    """The turns to evict while an answer is generated, the oldest first; the last one stays.
+    """The turns to evict while an answer is generated, the oldest first; the ``last`` one stays.
 
-    Parameters
-    ----------
-    conversation : Conversation
-        The conversation to answer.
-    prompt : ChatPrompt
-        The prompt of the answer.
-    last : int
-        Number of turns before the last one.
-    most : int
-        Maximum tokens of an answer without a given limit.
+    ``most`` is the maximum tokens of an answer without a given limit.
     """
 
     def __init__(self, conversation: Conversation, prompt: ChatPrompt, last: int, most: int) -> None:
         self.most: int | None = most
         self._conversation, self._last = conversation, last
-        self._n, self._tokens = prompt.n_left_out, prompt.tokens
+        self._n, self._tokens = prompt.dropped_turns, prompt.tokens
 
     def next(self, n: int) -> Eviction | None:
         """Return the oldest remaining turn; None for the last one, or if it is not a run of tokens in the template."""

@@ -53,30 +53,13 @@ def has_places(answer: Mapping[str, Any]) -> bool:
 
 
 class PlacedTools:
-    """The tools of a request, with placeholders for their parameters.
-
-    Parameters
-    ----------
-    tools : list of dict
-        OpenAI's tools. Those with ``strict`` are refused if they cannot be enforced.
-
-    Attributes
-    ----------
-    marked : list of dict
-        The tools with placeholders.
-    grammars : list of str
-        The grammars of the placeholders.
-    gaps : list of str
-        Keywords that are not enforced.
-    refusal : str
-        Why a strict tool cannot be enforced; empty if all can.
-    """
+    """The tools of a request, with placeholders for their parameters; ``strict`` ones must be enforced."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self.marked: list[dict[str, Any]] = []
-        self.grammars: list[str] = []
-        self.gaps: list[str] = []
-        self.refusal = ""
+        self.marked: list[dict[str, Any]] = []  # the tools with placeholders
+        self.grammars: list[str] = []  # of the placeholders
+        self.gaps: list[str] = []  # keywords that are not enforced
+        self.refusal = ""  # why a strict tool cannot be enforced
         self._tools = [tool["function"] for tool in tools]
 
     def whole(self) -> "PlacedTools":
@@ -167,59 +150,21 @@ def _found(ref: str, root: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Rendered:
-    """A rendered conversation.
+    """A rendered conversation."""
 
-    Attributes
-    ----------
-    prompt : str
-        The text, without the BOS token if the vocabulary adds one.
-    constraint : str or None
-        The grammar of the answer, for a Sampler.
-    preserved : list of str
-        Texts of special tokens that are part of the answer's text.
-    stops : list of str
-        Strings that end the answer, in addition to the model's end tokens.
-    syntax : str
-        How to parse the answer, for an AnswerParser.
-    plain : sequence of (int, int)
-        Positions in the prompt where texts of special tokens are plain text.
-    """
-
-    prompt: str
-    constraint: str | None
-    preserved: list[str]
-    stops: list[str]
-    syntax: str
-    plain: Sequence[tuple[int, int]] = ()
+    prompt: str  # without the BOS token if the vocabulary adds one
+    constraint: str | None  # the grammar of the answer, for a Sampler
+    preserved: list[str]  # texts of special tokens that are part of the answer's text
+    stops: list[str]  # strings that end the answer, in addition to the model's end tokens
+    syntax: str  # how to parse the answer, for an AnswerParser
+    plain: Sequence[tuple[int, int]] = ()  # positions where texts of special tokens are plain text
 
 
 class ChatTemplate:
     """A chat template, parsed and rendered in a worker process that can be stopped, since it is untrusted code.
 
-    Parameters
-    ----------
-    model : Model
-        Its tokens begin and end a conversation.
-    source : str
-        Jinja text, or a name in llama.cpp.
-    stops : tuple of str
-        Additional strings that end an answer.
-    with_tools : str
-        Separate Jinja text for requests with tools, if there is any.
-    is_name : bool
-        Whether the source is a name in llama.cpp.
-
-    Attributes
-    ----------
-    info : dict
-        ``source``, and ``caps``: the capabilities of the template.
-    reasoning_format : str or None
-        llama.cpp's name for the handling of reasoning: "none" leaves it in the text; None: it is separated.
-
-    Raises
-    ------
-    InvalidInput
-        When the template cannot be used.
+    ``source`` is Jinja text, or with ``is_name`` a name in llama.cpp; ``with_tools`` is separate text for requests with
+    tools, if there is any. InvalidInput when the template cannot be used.
     """
 
     def __init__(
@@ -229,23 +174,13 @@ class ChatTemplate:
         spec = _tokens(model) | {"source": source, "with_tools": with_tools, "is_name": is_name}
         self._spec = json.dumps(spec)
         found = json.loads(guarded("the chat template", "template_info", self._spec))
-        self.info: dict[str, Any] = {"source": source, **found}
-        self.reasoning_format: str | None = None
+        self.info: dict[str, Any] = {"source": source, **found}  # and caps: what the template supports
+        self.reasoning_format: str | None = None  # llama.cpp's name; "none" leaves reasoning in the text
 
     def render(self, request: Mapping[str, Any], strict: bool = True) -> Rendered:
-        """Render a request, see ``lctx_template_apply``.
+        """Render a request, see ``lctx_template_apply``; InvalidInput when the template refuses it.
 
-        Parameters
-        ----------
-        request : dict
-            The request.
-        strict : bool
-            Refuse a ``json_schema`` that cannot be fully enforced; if False, a RuntimeWarning names the gaps.
-
-        Raises
-        ------
-        InvalidInput
-            When the template refuses the request, or a schema cannot be enforced.
+        Unless ``strict``, a ``json_schema`` need not be fully enforced: a RuntimeWarning names the gaps.
         """
         wanted, grammars = dict(request), []
         if "json_schema" in wanted:
@@ -324,22 +259,10 @@ def _tokens(model: Model) -> dict[str, Any]:
 
 
 class Templates:
-    """The chat template of a model, loaded on first use.
+    """The chat template of a model, loaded on first use; ValueError or InvalidInput for an unknown name.
 
-    Parameters
-    ----------
-    model : Model
-        Must outlive this object.
-    name : str or None
-        A named format, Jinja text, ``chat_template.NAME`` of the model, or the name of a handler. None: the model's own
-        template, else ChatML, with a warning.
-
-    Raises
-    ------
-    InvalidInput
-        When the name is unknown.
-    ValueError
-        When the model has no template of that name.
+    The name is that of a format or a handler, Jinja text, or ``chat_template.NAME`` of the model. None: the model's own
+    template, else ChatML, with a warning.
     """
 
     def __init__(self, model: Model, name: str | None) -> None:

@@ -259,17 +259,7 @@ def routes(service: Service) -> APIRouter:
 
 
 class MessagesHandler(ChatHandler):
-    """Answers a conversation in Anthropic's form.
-
-    Parameters
-    ----------
-    service : Service
-        The model, its engine and its threads.
-    request : Request
-        The HTTP request.
-    asked : MessagesBody
-        Its fields.
-    """
+    """Answers a conversation in Anthropic's form."""
 
     prefix = "msg_"
     response = NamedEvents

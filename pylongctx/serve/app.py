@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pylongctx import __version__
-from pylongctx.serve import anthropic, facts, kobold, markup, native, ollama, openai, responses, texts
+from pylongctx.serve import anthropic, facts, markup, native, ollama, openai, responses, texts
 from pylongctx.serve.bodies import Fields, read
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import LOCAL, LOCAL_PAGE, Gate, Guarded, as_response
@@ -48,15 +48,7 @@ def add_folder(app: FastAPI, folder: Path) -> frozenset[str]:
 
 
 class Prefix:
-    """Removes a prefix from the paths of requests; other paths are not found.
-
-    Parameters
-    ----------
-    app : ASGI application
-        The application.
-    prefix : str
-        It begins with a slash and does not end with one.
-    """
+    """Removes a prefix, such as ``/v2``, from the paths of requests; other paths are not found."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app = app
@@ -109,7 +101,7 @@ def create_app(service: Service) -> FastAPI:
         service.close()
 
     app = FastAPI(title="pylongctx", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    for module in (openai, native, anthropic, responses, ollama, kobold, facts, texts):
+    for module in (openai, native, anthropic, responses, ollama, facts, texts):
         app.include_router(module.routes(service))
     enclose(app, service)
     return app

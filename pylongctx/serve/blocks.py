@@ -11,24 +11,12 @@ Event = dict[str, Any]
 
 @dataclass
 class Block:
-    """A part of an answer.
+    """A part of an answer."""
 
-    Attributes
-    ----------
-    kind : str
-        ``thinking``, ``text`` or ``call``.
-    index : int
-        Its index in the answer.
-    text : str
-        Its text; for a call the arguments.
-    id, name : str
-        Of a call.
-    """
-
-    kind: str
+    kind: str  # thinking, text or call
     index: int
-    text: str = ""
-    id: str = ""
+    text: str = ""  # of a call the arguments
+    id: str = ""  # of a call, like the name
     name: str = ""
 
     @property
@@ -108,13 +96,7 @@ def _pieces(delta: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, di
 
 
 def text_of(content: Any, kinds: tuple[str, ...], where: str) -> str:
-    """Return the text of a string or of content parts of some kinds.
-
-    Raises
-    ------
-    ValueError
-        When a part has another kind.
-    """
+    """Return the text of a string or of content parts; ValueError when a part is not of one of the kinds."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):

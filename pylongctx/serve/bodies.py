@@ -73,22 +73,11 @@ NEVER = float("-inf")
 
 
 class Unserved:
-    """Unsupported fields of a request: they cause an error, a response header and a log message, or nothing.
-
-    Parameters
-    ----------
-    policy : str
-        ``warn``, ``ignore`` or ``refuse``.
-
-    Attributes
-    ----------
-    found : dict
-        The fields, each with the reason.
-    """
+    """Unsupported fields of a request; the policy is ``refuse``, ``warn`` (in a header and the log) or ``ignore``."""
 
     def __init__(self, policy: str) -> None:
         self.policy = policy
-        self.found: dict[str, str] = {}
+        self.found: dict[str, str] = {}  # the reasons by field
 
     def note(self, name: str, reason: str) -> None:
         """Record a field without effect; ApiError if such fields are refused."""
@@ -208,18 +197,15 @@ def _unknown(found: BaseModel, path: str = "") -> Iterator[str]:
 
 
 def _note_unknown(name: str, value: Any, unserved: Unserved) -> None:
-    """Record an unknown field, unless its value requests the existing behavior."""
+    """Record an unknown field, unless its value requests the existing behavior; ApiError if it changes the answer."""
     if value is None or name in foreign.LABELS:
         return
-    if name in foreign.REFUSED:
-        usual, reason = foreign.REFUSED[name]
-        if not _is_one_of(value, usual):
-            raise invalid(f"{name}={_shown(value)} is not supported: {reason}", name)
+    usual = foreign.USUAL.get(name)
+    if _is_one_of(value, usual) if usual else not value:
         return
-    usual, reason = foreign.WITHOUT_EFFECT.get(name, ((), ""))
-    if not _is_one_of(value, usual):
-        shown = f"{name}={_shown(value)}" if name in foreign.WITHOUT_EFFECT else f"the field {name[:SHOWN]!r}"
-        unserved.note(name, f"{shown} is not supported" + (f": {reason}" if reason else " here"))
+    if name in foreign.REFUSED:
+        raise invalid(f"{name}={_shown(value)} is not supported: {foreign.REFUSED[name]}", name)
+    unserved.note(name, f"the field {name[:SHOWN]!r} is not supported")
 
 
 def _is_one_of(value: Any, usual: tuple[Any, ...]) -> bool:
@@ -430,13 +416,7 @@ def _bias(pair: Any) -> tuple[int | str, float]:
 
 
 def as_prompts(value: Any, most: int = MAX_PROMPTS, name: str = "prompt") -> tuple[list[MixedPrompt], bool]:
-    """Return the prompts of llama-server's field, each a text or a list of tokens and texts, and whether it was one.
-
-    Raises
-    ------
-    ApiError
-        When it has another form.
-    """
+    """Return the prompts of llama-server's field, each a text or a list of tokens and texts, and whether it was one."""
     if isinstance(value, str | Mapping) or (isinstance(value, list) and any(_is_token(one) for one in value)):
         return [_one_prompt(value, name)], True
     if not isinstance(value, list) or not value:
@@ -488,8 +468,7 @@ class CompletionBody(Generate):
     def arguments(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the keyword arguments of ``create_completion``."""
         own = {name: getattr(self, name) for name in ("suffix", "echo", "logprobs")}
-        wanted = self.max_tokens if self.max_tokens is not None else defaults.get("max_tokens")
-        limit = {} if wanted is None else {"max_tokens": wanted}
+        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
         return {**self.sampling(defaults, host), **own, **limit}
 
 

@@ -29,35 +29,32 @@ FOREVER = "9999-12-31T23:59:59Z"  # the expiry of a model that stays loaded
 
 @dataclass(frozen=True)
 class Card:
-    """The description of a model from its file.
+    """The description of a model from its file."""
 
-    Attributes
-    ----------
-    size : int
-        Bytes of all its files.
-    modified : str
-        The time of the last write of the first file.
-    digest : str
-        Changes when a file is written or replaced.
-    details : dict
-        Ollama's object: family, number of parameters, type of the weights.
-    info : dict
-        The metadata; arrays are null.
-    capabilities : list of str
-        Its capabilities, as far as the file shows them.
-    """
-
-    size: int
+    size: int  # bytes of all its files
     modified: str
-    digest: str
+    digest: str  # changes when a file is written or replaced
     details: Object
-    info: Object
-    capabilities: list[str]
+    info: Object  # the metadata; arrays are null
+    capabilities: list[str]  # as far as the file shows them
 
     def entry(self, name: str) -> Object:
         """Return the fields that all lists of models share."""
         names = {"name": name, "model": name}
         return names | {"modified_at": self.modified, "size": self.size, "digest": self.digest, "details": self.details}
+
+    def shown(self, path: str | None, settings: Mapping[str, Any]) -> Object:
+        """Return the description of a model; the settings are written as the lines of a Modelfile."""
+        return {
+            "license": self.info.get("general.license") or "",
+            "modelfile": f"FROM {path}\n",
+            "parameters": "\n".join(f"{name:<30} {value}" for name, value in settings.items()),
+            "template": self.info.get("tokenizer.chat_template", ""),
+            "details": self.details,
+            "model_info": self.info,
+            "capabilities": self.capabilities,
+            "modified_at": self.modified,
+        }
 
 
 def card_of(path: str) -> Card:
@@ -142,8 +139,3 @@ def _value(value: Any) -> Any:
 def stamp(when: datetime) -> str:
     """Return a time in Ollama's form."""
     return when.isoformat().replace("+00:00", "Z")
-
-
-def parameters(settings: Mapping[str, Any]) -> str:
-    """Return settings as the lines of a Modelfile."""
-    return "\n".join(f"{name:<30} {value}" for name, value in settings.items())

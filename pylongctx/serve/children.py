@@ -36,15 +36,7 @@ PAGE_SIZE = os.sysconf("SC_PAGESIZE")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that can be loaded.
-
-    Attributes
-    ----------
-    name : str
-        Its name for clients.
-    word : str
-        Argument of ``pylongctx serve --model``: a path, or a name of the catalogue.
-    """
+    """A model that can be loaded; ``word`` is an argument of ``pylongctx serve --model``, a path or a known name."""
 
     name: str
     word: str
@@ -74,17 +66,9 @@ class ModelSource:
 
 
 class Shelf:
-    """The models of a server, searched again on every access.
+    """The models of folders, files and names, searched again on every access.
 
-    Parameters
-    ----------
-    words : sequence of str
-        Folders, files and names.
-
-    Raises
-    ------
-    ValueError
-        When a word is invalid, or two models have the same name.
+    ValueError when there is none, or two have the same name.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -106,15 +90,7 @@ class Shelf:
 
 
 class OneModel:
-    """A shelf of one model, which is used for any name in a request.
-
-    Parameters
-    ----------
-    name : str
-        Its name for clients.
-    word : str
-        See ``ModelSource``.
-    """
+    """A shelf of one model, which is used for any name in a request."""
 
     def __init__(self, name: str, word: str) -> None:
         self.only = ModelSource(name, word)
@@ -153,31 +129,7 @@ def _name(path: Path) -> str:
 class Child:
     """A model and the process that serves it, on a socket that only this user can access.
 
-    Parameters
-    ----------
-    source : ModelSource
-        The model.
-    address : str
-        Path of the socket.
-    words : sequence of str
-        Options of ``pylongctx serve`` for every model.
-    headers : mapping
-        Headers of this program's own requests: an API key.
-
-    Attributes
-    ----------
-    http : httpx.AsyncClient
-        The HTTP client for the process.
-    status : str
-        ``unloaded``, ``loading`` or ``loaded``, as in llama-server.
-    info : dict
-        The entry of ``/v1/models`` of the process, while the model is loaded.
-    exit_code : int or None
-        The exit status of the last process, if it exited by itself.
-    used : float
-        Time of the start or end of the last request, by the monotonic clock.
-    leaving : bool
-        Whether the process is to end once its requests have ended.
+    ``words`` are options of ``pylongctx serve`` for every model, and ``headers`` has an API key for own requests.
     """
 
     def __init__(self, source: ModelSource, address: str, words: Sequence[str], headers: Mapping[str, str]) -> None:
@@ -197,14 +149,14 @@ class Child:
         self._idle = asyncio.Event()
         self._idle.set()
         self._most_bytes = 0
-        self.info: dict[str, Any] = {}
-        self.exit_code: int | None = None
-        self.used = 0.0
-        self.leaving = False
+        self.info: dict[str, Any] = {}  # its entry of /v1/models, while the model is loaded
+        self.exit_code: int | None = None  # of the last process, if it exited by itself
+        self.used = 0.0  # time of the start or end of the last request
+        self.leaving = False  # whether the process is to end once its requests have ended
 
     @property
     def status(self) -> str:
-        """The state of the process, which may have exited."""
+        """``unloaded``, ``loading`` or ``loaded``, as in llama-server; the process may have exited."""
         if self._status == "loaded" and self._process is not None and self._process.returncode is not None:
             self._ended(self._process.returncode)
         return self._status
@@ -366,37 +318,15 @@ class Child:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on loaded models.
-
-    Attributes
-    ----------
-    n : int
-        Maximum models; 0: no limit.
-    memory : int
-        Maximum bytes; 0: no limit.
-    grace : float
-        Seconds for the answers of a process that must end.
-    """
+    """Limits on loaded models; 0: no limit."""
 
     n: int = 0
-    memory: int = 0
-    grace: float = 10.0
+    memory: int = 0  # bytes
+    grace: float = 10.0  # seconds for the answers of a process that must end
 
 
 class Children:
-    """The processes of all models, within the limits.
-
-    Parameters
-    ----------
-    words : sequence of str
-        Options of ``pylongctx serve`` for every model.
-    limits : Limits
-        The limits.
-    keys : sequence of str
-        API keys of clients, passed to processes in a file, since their options are visible to other users.
-    slot_folder : Path or None
-        Folder with a subfolder per model for saved sequences.
-    """
+    """The processes of all models, within the limits; ``slot_folder`` has a subfolder of saved sequences per model."""
 
     def __init__(
         self, words: Sequence[str], limits: Limits, keys: Sequence[str] = (), slot_folder: Path | None = None
@@ -406,7 +336,7 @@ class Children:
         self._headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         self._slot_folder = slot_folder
         self._folder = tempfile.TemporaryDirectory(prefix="pylongctx-")  # 0700
-        if keys:
+        if keys:  # passed in a file, since other users can see the options of a process
             path = Path(self._folder.name, "keys")
             path.write_text("\n".join(keys), encoding="utf-8")
             self._words += ["--api-key-file", str(path)]
@@ -505,10 +435,7 @@ class Children:
     def _in_the_way(self, child: Child) -> list[Child]:
         """Return the models to unload for a model: idle ones first, then the least recently used.
 
-        Raises
-        ------
-        ApiError
-            When the limits do not allow the model alone.
+        ApiError when the limits do not allow the model alone.
         """
         wanted, memory = child.n_bytes, self.limits.memory
         if memory and wanted > memory:

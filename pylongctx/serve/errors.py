@@ -9,23 +9,7 @@ RETRY_AFTER = {"Retry-After": "1"}
 
 
 class ApiError(Exception):
-    """A request that fails with an error response.
-
-    Parameters
-    ----------
-    status : int
-        The HTTP status.
-    kind : str
-        OpenAI's or llama-server's type of the error.
-    message : str
-        The reason and the way out.
-    param, code : str or None
-        The invalid field, and an error code for programs.
-    more : dict
-        Additional fields of the error.
-    headers : dict
-        Headers of the response.
-    """
+    """A request that fails with an error response of OpenAI's or llama-server's kinds, in OpenAI's form."""
 
     def __init__(
         self,

@@ -28,20 +28,7 @@ PATIENCE = 0.5  # seconds between two looks at whether a client is still there
 
 
 class SlotFiles:
-    """The files of one user.
-
-    Parameters
-    ----------
-    service : Service
-        Has the folder.
-    owner : str or None
-        The owner of the request; each has a separate folder.
-
-    Raises
-    ------
-    ApiError
-        When the server has no folder for sequences.
-    """
+    """The files of one owner of requests; each has a separate folder. ApiError when the server has no folder."""
 
     def __init__(self, service: Service, owner: str | None) -> None:
         folder = service.settings.slot_folder

@@ -36,15 +36,7 @@ LOG = logging.getLogger("uvicorn.error")
 
 
 class Access:
-    """The access checks of every request.
-
-    Parameters
-    ----------
-    settings : Settings
-        Has the keys, the hosts and the origins.
-    public : frozenset of str
-        Paths that need no key.
-    """
+    """The access checks of every request; the ``public`` paths need no key."""
 
     def __init__(self, settings: Settings, public: frozenset[str]) -> None:
         self._public = public | HEALTH
@@ -121,32 +113,14 @@ def _is_address(name: str) -> bool:
 
 
 class Guarded(Protocol):
-    """A server protected by a gate.
-
-    Attributes
-    ----------
-    settings : Settings
-        Access control and limits of requests.
-    answers : Answers
-        Counts answers.
-    """
+    """A server protected by a gate."""
 
     settings: Settings
     answers: Answers
 
 
 class Gate:
-    """ASGI middleware around the application, which also turns its exceptions into responses.
-
-    Parameters
-    ----------
-    app : ASGI application
-        Handles accepted requests.
-    service : Guarded
-        Has the limits, the keys and the counts.
-    public : frozenset of str
-        Paths that need no key.
-    """
+    """ASGI middleware around the application, which also turns its exceptions into responses."""
 
     def __init__(self, app: ASGIApp, service: Guarded, public: frozenset[str]) -> None:
         self._app = app

@@ -37,13 +37,7 @@ Given = ParamSpec("Given")
 
 
 class Feed:
-    """Passes chunks from threads to the event loop, and holds the threads back while the client is slow.
-
-    Parameters
-    ----------
-    n_threads : int
-        How many threads may put chunks concurrently.
-    """
+    """Passes chunks from threads to the event loop, and holds the threads back while the client is slow."""
 
     def __init__(self, n_threads: int) -> None:
         self._n_threads = n_threads
@@ -102,14 +96,9 @@ class Feed:
 
 
 class EventStream(Response):
-    """The events of a handler as server-sent events, followed by ``[DONE]``.
+    """The events of a handler as server-sent events, followed by ``[DONE]``; None is sent as a keep-alive comment.
 
-    Parameters
-    ----------
-    handler : Handler
-        Its completions are cancelled when the client disconnects, and closed at the end in any case.
-    events : async iterator
-        Objects to send as JSON; None is sent as a keep-alive comment.
+    The completions are cancelled when the client disconnects, and closed at the end in any case.
     """
 
     media_type = "text/event-stream"
@@ -197,33 +186,9 @@ class Handler(ABC, Generic[Body]):
 
     A subclass says how a completion is generated (``prepare``, ``complete``, ``stream``), and how the response is
     written (``whole``, ``events``). The first three run in threads, of which each completion has one.
-
-    Parameters
-    ----------
-    service : Service
-        The model, its engine and its threads.
-    request : Request
-        The HTTP request.
-    body : Generate
-        Its fields.
-    n : int
-        The number of completions.
-
-    Attributes
-    ----------
-    prefix : str
-        Prefix of the ids of answers.
-    response : type
-        The response class that sends the events of a stream.
-    id : str
-        The id of the answer.
-    sources : list of EngineSource
-        The tokens of each completion, from ``answer`` to ``close``.
-    feed : Feed
-        The chunks of a stream.
     """
 
-    prefix: str
+    prefix: str  # of the ids of answers
     response: type[EventStream] = EventStream
 
     def __init__(self, service: Service, request: Request, body: Body, n: int = 1) -> None:
@@ -233,7 +198,7 @@ class Handler(ABC, Generic[Body]):
         self.service = service
         self.host = service.host
         self.body = body
-        self.sources: list[EngineSource] = []
+        self.sources: list[EngineSource] = []  # of each completion, from answer() to close()
         self.feed = Feed(service.host.n_seq)
         self.request = request
         self._n = n
@@ -272,8 +237,7 @@ class Handler(ABC, Generic[Body]):
         handed_over = False
         try:
             self.sources = [self._source(index) for index in range(self._n)]
-            begin = self._stream if self.body.stream else self._complete
-            found = await self._results(begin)
+            found = await self._results(self.stream if self.body.stream else self.complete)
             if found is None:
                 return Response(status_code=CLOSED)
             if not self.body.stream:
@@ -334,13 +298,7 @@ class Handler(ABC, Generic[Body]):
             prefills=self.service.prefills(getattr(body, "continue_final_message", None)),
         )
 
-    def _complete(self, index: int) -> Object:
-        return self.complete(index, self.sources[index])
-
-    def _stream(self, index: int) -> Iterator[Object]:
-        return self.stream(index, self.sources[index])
-
-    async def _results(self, begin: Callable[[int], Any]) -> list[Any] | None:
+    async def _results(self, begin: Callable[[int, EngineSource], Any]) -> list[Any] | None:
         """Begin all completions and return their results; None if the client disconnected.
 
         The first failure cancels the other completions.
@@ -365,13 +323,14 @@ class Handler(ABC, Generic[Body]):
             del work, waited, failures  # breaks the reference cycle with this frame
         return found if whole else None
 
-    async def _begin_all(self, begin: Callable[[int], Any]) -> list[Any]:
+    async def _begin_all(self, begin: Callable[[int, EngineSource], Any]) -> list[Any]:
         """Return the result or exception of each completion, or the exception of ``prepare``."""
         try:
             await self._run(self.prepare)
         except Exception as reason:
             return [reason]
-        return await asyncio.gather(*(self._run(begin, index) for index in range(self._n)), return_exceptions=True)
+        running = (self._run(begin, index, source) for index, source in enumerate(self.sources))
+        return await asyncio.gather(*running, return_exceptions=True)
 
     async def _chunks(self, streams: list[Iterator[Object]]) -> Chunks:
         """Yield (completion, chunk) of all completions."""

@@ -62,7 +62,11 @@ OPTIONS = (
     | pyromark.Options.ENABLE_TASKLISTS
     | pyromark.Options.ENABLE_MATH
 )
-PLAIN = {"Paragraph": "p", "Emphasis": "em", "Strong": "strong", "Strikethrough": "del", "Item": "li", "HtmlBlock": "p"}
+PLAIN = {
+    **{"Paragraph": "p", "Emphasis": "em", "Strong": "strong", "Strikethrough": "del"},
+    **{"Item": "li", "HtmlBlock": "p", "BlockQuote": "blockquote"},
+}
+EMPTY = {"SoftBreak": "\n", "HardBreak": "<br>", "Rule": "<hr>"}  # events without a text
 ALIGN = {"Left": "", "None": "", "Center": ' class="center"', "Right": ' class="right"'}
 TARGET = re.compile(r"(https?://|mailto:)[^\s\0-\x1f]+", re.IGNORECASE)
 SPECIAL = re.compile(f'{OPEN}(?P<formula>\\d+){CLOSE}|https?://[^\\s<>"{OPEN}{CLOSE}]+')
@@ -134,18 +138,10 @@ def code_html(code: str, language: str) -> str:
 
 @dataclass
 class MarkupSource:
-    """A text in which formulas are numbers between two private characters.
-
-    Attributes
-    ----------
-    text : str
-        For the parser.
-    formulas : list of (str, str, bool)
-        Of each its source, its LaTeX, and whether it stands alone.
-    """
+    """A text in which formulas are numbers between two private characters."""
 
     text: str = ""
-    formulas: list[tuple[str, str, bool]] = field(default_factory=list)
+    formulas: list[tuple[str, str, bool]] = field(default_factory=list)  # source, LaTeX, whether it stands alone
 
     def restore(self, text: str) -> str:
         """Return a part of the parsed text as it was written."""
@@ -259,13 +255,7 @@ def plain(text: str) -> str:
 
 
 class Writer:
-    """Writes the events of one text.
-
-    Parameters
-    ----------
-    source : MarkupSource
-        The text.
-    """
+    """Writes the events of one text."""
 
     def __init__(self, source: MarkupSource) -> None:
         self._source = source
@@ -286,7 +276,10 @@ class Writer:
             kind, value = (event, None) if isinstance(event, str) else next(iter(event.items()))
             if self._math:
                 self._end_math(kind, value)
-            getattr(self, f"_{kind.lower()}")(value)
+            if kind in EMPTY:
+                self._parts.append(EMPTY[kind])
+            else:
+                getattr(self, f"_{kind.lower()}")(value)
             if not self._ends:
                 self._blocks.append("".join(self._parts))
                 self._parts = []
@@ -318,9 +311,6 @@ class Writer:
     def _start_heading(self, more: Any) -> None:
         tag = f"h{min(int(more['level'][1]) + 1, 6)}"  # the page has h1 itself
         self._open(f"<{tag}>", f"</{tag}>")
-
-    def _start_blockquote(self, more: Any) -> None:
-        self._open("<blockquote>", "</blockquote>")
 
     def _start_list(self, more: Any) -> None:
         if more is None:
@@ -411,15 +401,6 @@ class Writer:
         self._parts.append("<br>".join(shown))
 
     _inlinehtml = _html
-
-    def _softbreak(self, value: None) -> None:
-        self._parts.append("\n")
-
-    def _hardbreak(self, value: None) -> None:
-        self._parts.append("<br>")
-
-    def _rule(self, value: None) -> None:
-        self._parts.append("<hr>")
 
     def _tasklistmarker(self, value: bool) -> None:
         box, label = ("\u2611", "done") if value else ("\u2610", "to do")

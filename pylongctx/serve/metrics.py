@@ -1,12 +1,10 @@
 """GET /metrics: metrics for Prometheus."""
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from pylongctx.engine.job import Job
 from pylongctx.store import KVStore
@@ -14,6 +12,7 @@ from pylongctx.store import KVStore
 if TYPE_CHECKING:
     from pylongctx.serve.service import Service
 
+Row = tuple[str, str, str, float]  # kind, name, description and value of a metric
 TYPE = CONTENT_TYPE_LATEST
 SAMPLE = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)")  # a line of the text format
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # histogram buckets
@@ -55,39 +54,28 @@ class Answers:
         return Histogram(f"pylongctx_{name}", help, labels, registry=self.registry, buckets=buckets)
 
 
-class _State(Collector):
-    def __init__(self, service: "Service", kv: int) -> None:
-        self._service = service
-        self._kv = kv
-
-    def collect(self) -> Iterator[Any]:
-        engine, counters = self._service.engine, self._service.engine.counters
-        for name, help, value in (
-            ("prompt_tokens", "Prompt tokens that were evaluated.", counters.prompt_tokens),
-            ("cached_tokens", "Prompt tokens that were reused from a cache.", counters.cached_tokens),
-            ("generated_tokens", "Tokens that were generated.", counters.generated_tokens),
-            (
-                "dropped_tokens",
-                "Tokens that were dropped because they did not fit.",
-                counters.dropped_tokens,
-            ),
-            ("steps", "Batches that were evaluated.", counters.steps),
-            ("busy_seconds", "Time of the evaluation of batches.", counters.busy_seconds),
-            ("completed", "Completions that ended normally.", counters.completed),
-            ("cancelled", "Completions whose client disconnected.", counters.cancelled),
-            ("failed", "Completions that failed.", counters.failed),
-            *_store(self._service.host.store),
-        ):
-            yield CounterMetricFamily(f"pylongctx_{name}", help, value)
-        for name, help, value in (
-            ("kv_bytes", "Bytes of KV memory in use.", self._kv),
-            ("document_bytes", "Bytes of prefilled documents.", engine.documents.bytes),
-            ("sequences", "Sequences of the context.", len(engine.slots)),
-            ("sequences_busy", "Sequences with a completion.", engine.n_busy),
-            ("completions_waiting", "Completions waiting for a sequence.", engine.n_waiting),
-            ("requests_active", "Running and waiting requests.", self._service.n_requests),
-        ):
-            yield GaugeMetricFamily(f"pylongctx_{name}", help, value)
+def _own(service: "Service", kv: int) -> Iterator[Row]:
+    """Yield the metrics of the engine and the store."""
+    engine, counters = service.engine, service.engine.counters
+    for name, help, value in (
+        ("prompt_tokens", "Prompt tokens that were evaluated.", counters.prompt_tokens),
+        ("cached_tokens", "Prompt tokens that were reused from a cache.", counters.cached_tokens),
+        ("generated_tokens", "Tokens that were generated.", counters.generated_tokens),
+        ("dropped_tokens", "Tokens that were dropped because they did not fit.", counters.dropped_tokens),
+        ("steps", "Batches that were evaluated.", counters.steps),
+        ("busy_seconds", "Time of the evaluation of batches.", counters.busy_seconds),
+        ("completed", "Completions that ended normally.", counters.completed),
+        ("cancelled", "Completions whose client disconnected.", counters.cancelled),
+        ("failed", "Completions that failed.", counters.failed),
+        *_store(service.host.store),
+    ):
+        yield "counter", f"{name}_total", help, value
+    yield "gauge", "kv_bytes", "Bytes of KV memory in use.", kv
+    yield "gauge", "document_bytes", "Bytes of prefilled documents.", engine.documents.bytes
+    yield "gauge", "sequences", "Sequences of the context.", len(engine.slots)
+    yield "gauge", "sequences_busy", "Sequences with a completion.", engine.n_busy
+    yield "gauge", "completions_waiting", "Completions waiting for a sequence.", engine.n_waiting
+    yield "gauge", "requests_active", "Running and waiting requests.", service.n_requests
 
 
 def _store(store: KVStore | None) -> list[tuple[str, str, float]]:
@@ -108,40 +96,37 @@ def _store(store: KVStore | None) -> list[tuple[str, str, float]]:
 
 def page(service: "Service", kv: int) -> bytes:
     """Return the metrics in Prometheus' text format."""
-    state = CollectorRegistry()
-    state.register(_State(service, kv))
-    own = b"".join(map(generate_latest, (state, service.answers.registry)))
-    return own + "".join(_as_llama_server(service)).encode()
+    own, theirs = _lines("pylongctx_", _own(service, kv)), _lines("llamacpp:", _as_llama_server(service))
+    return own + generate_latest(service.answers.registry) + theirs
 
 
-def _as_llama_server(service: "Service") -> Iterator[str]:
-    """Yield the metrics under llama-server's names, some of which the client library would change."""
+def _lines(prefix: str, rows: Iterable[Row]) -> bytes:
+    """Return metrics as text; the client library would change some of llama-server's names."""
+    names = ((kind, prefix + name, help, value) for kind, name, help, value in rows)
+    return "".join(f"# HELP {n} {help}\n# TYPE {n} {kind}\n{n} {value}\n" for kind, n, help, value in names).encode()
+
+
+def _as_llama_server(service: "Service") -> Iterator[Row]:
+    """Yield the metrics that llama-server has."""
     engine, counters = service.engine, service.engine.counters
     prompts = _rate(counters.prompt_tokens, counters.prompt_seconds)
     answers = _rate(counters.generated_tokens - counters.completed, counters.answer_seconds)  # without first tokens
-    for kind, name, help, value in (
-        ("counter", "prompt_tokens_total", "Prompt tokens that were evaluated.", counters.prompt_tokens),
-        ("counter", "prompt_tokens_cached_total", "Prompt tokens that were cached.", counters.cached_tokens),
-        ("counter", "prompt_seconds_total", "Time of prefills.", counters.prompt_seconds),
-        ("counter", "tokens_predicted_total", "Tokens that were generated.", counters.generated_tokens),
-        ("counter", "tokens_predicted_seconds_total", "Time of answers.", counters.answer_seconds),
-        ("counter", "n_decode_total", "Batches that were evaluated.", counters.steps),
-        ("counter", "n_tokens_max", "Maximum tokens of a sequence.", counters.longest),
-        ("counter", "spec_decode_num_draft_tokens_total", "Draft tokens that were evaluated.", counters.drafted_tokens),
-        (
-            "counter",
-            "spec_decode_num_accepted_tokens_total",
-            "Draft tokens that were accepted.",
-            counters.accepted_tokens,
-        ),
-        ("counter", "spec_decode_num_drafts_total", "Drafts.", counters.drafts),
-        ("gauge", "prompt_tokens_seconds", "Prompt tokens per second.", prompts),
-        ("gauge", "predicted_tokens_seconds", "Generated tokens per second.", answers),
-        ("gauge", "requests_processing", "Running completions.", engine.n_busy),
-        ("gauge", "requests_deferred", "Waiting completions.", engine.n_waiting),
-        ("gauge", "n_busy_slots_per_decode", "Sequences in a batch.", _rate(counters.sequences, counters.steps)),
-    ):
-        yield f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}\n"
+    yield "counter", "prompt_tokens_total", "Prompt tokens that were evaluated.", counters.prompt_tokens
+    yield "counter", "prompt_tokens_cached_total", "Prompt tokens that were cached.", counters.cached_tokens
+    yield "counter", "prompt_seconds_total", "Time of prefills.", counters.prompt_seconds
+    yield "counter", "tokens_predicted_total", "Tokens that were generated.", counters.generated_tokens
+    yield "counter", "tokens_predicted_seconds_total", "Time of answers.", counters.answer_seconds
+    yield "counter", "n_decode_total", "Batches that were evaluated.", counters.steps
+    yield "counter", "n_tokens_max", "Maximum tokens of a sequence.", counters.longest
+    drafted, accepted = counters.drafted_tokens, counters.accepted_tokens
+    yield "counter", "spec_decode_num_draft_tokens_total", "Draft tokens that were evaluated.", drafted
+    yield "counter", "spec_decode_num_accepted_tokens_total", "Draft tokens that were accepted.", accepted
+    yield "counter", "spec_decode_num_drafts_total", "Drafts.", counters.drafts
+    yield "gauge", "prompt_tokens_seconds", "Prompt tokens per second.", prompts
+    yield "gauge", "predicted_tokens_seconds", "Generated tokens per second.", answers
+    yield "gauge", "requests_processing", "Running completions.", engine.n_busy
+    yield "gauge", "requests_deferred", "Waiting completions.", engine.n_waiting
+    yield "gauge", "n_busy_slots_per_decode", "Sequences in a batch.", _rate(counters.sequences, counters.steps)
 
 
 def _rate(n: float, of: float) -> float:

@@ -44,21 +44,7 @@ def routes(service: Service) -> APIRouter:
 
 
 class NativeHandler(Handler[NativeBody]):
-    """Continues texts in the form of llama-server's own route.
-
-    Parameters
-    ----------
-    service : Service
-        The model, its engine and its threads.
-    request : Request
-        The HTTP request.
-    body : NativeBody
-        Its fields.
-    prompts : list
-        Its prompts, for each of which there are ``n`` completions.
-    single : bool
-        Whether the request has one prompt instead of a list.
-    """
+    """Continues texts in the form of llama-server's own route; ``single`` requests have one prompt, not a list."""
 
     prefix = "cmpl-"
 
@@ -249,27 +235,11 @@ def infill_prompt(
     suffix: str,
     begun: str = "",
     extra: Sequence[Chunk] | None = None,
-    suffix_first: bool = False,
+    suffix_first: bool = False,  # as some models were trained
 ) -> list[int]:
     """Return the tokens of a prompt for the text between prefix and suffix, in llama-server's form.
 
-    Parameters
-    ----------
-    host : Host
-        The model.
-    prefix, suffix : str
-        The surrounding texts.
-    begun : str
-        The beginning of the text between them.
-    extra : sequence of Chunk or None
-        Pieces of other files.
-    suffix_first : bool
-        Whether the model was trained with the suffix before the prefix.
-
-    Raises
-    ------
-    ApiError
-        When the model has no fill-in tokens.
+    ``begun`` is the beginning of that text, and ``extra`` has pieces of other files. ApiError without fill-in tokens.
     """
     tokens = host.fill_tokens
     missing = [name for name in NEEDED if name not in tokens]

@@ -15,7 +15,7 @@ from pylongctx.parallel import NEEDED, Host
 from pylongctx.serve import native
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
 from pylongctx.serve.bodies import SAMPLING, ChatBody, Fields, NativeBody, Unserved, load, read, unserved_of
-from pylongctx.serve.cards import FOREVER, card_of, parameters, stamp, thinks
+from pylongctx.serve.cards import FOREVER, card_of, stamp, thinks
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.handler import Chunks, Handler, JsonLines, Object
 from pylongctx.serve.native import NativeHandler, infill_prompt
@@ -232,36 +232,29 @@ def generate_piece(fields: Mapping[str, Any]) -> Object:
     return {"response": fields.get("content", "")} | more
 
 
-class OllamaWriter:
-    """Writes the answer of a handler in Ollama's form, whose completion is in OpenAI's or llama-server's form.
+class OllamaHandler(Handler[Any]):
+    """Writes a completion in OpenAI's or llama-server's form in Ollama's form."""
 
-    Parameters
-    ----------
-    model : str
-        The model's name.
-    piece : callable
-        Formats a part of the answer: ``chat_piece`` or ``generate_piece``.
-    with_context : bool
-        Whether the tokens of prompt and answer are in the field ``context`` at the end.
-    """
+    prefix = "ollama-"
+    response = JsonLines
 
-    def __init__(self, model: str, piece: Piece, with_context: bool = False) -> None:
-        self._model = model
-        self._piece = piece
-        self._with_context = with_context
+    def _write_as(self, piece: Piece, with_context: bool) -> None:
+        """Set how a part is written, and whether the end has the tokens of prompt and answer in ``context``."""
+        self._piece, self._with_context = piece, with_context
+        self._model = self.service.settings.alias
         self._began = time.monotonic()
 
-    def whole(self, handler: Handler[Any], found: list[Object]) -> Object:
+    def whole(self, found: list[Object]) -> Object:
         """Return one object."""
         said, logprobs, reason = _parts_of(found[0])
         fields: Object = {}
         for block in blocks_of(said):
             name, value = _field(block)
             fields[name] = fields[name] + value if name in fields else value
-        end = self._end(handler, reason, fields.get("content", ""))
+        end = self._end(reason, fields.get("content", ""))
         return frame(self._model) | self._piece(fields) | _logprobs(logprobs) | end
 
-    async def events(self, handler: Handler[Any], chunks: Chunks) -> AsyncIterator[Object]:
+    async def events(self, chunks: Chunks) -> AsyncIterator[Object | None]:
         """Yield the objects; an empty piece keeps the connection alive."""
         pieces, pending, reason, text = Pieces(), list[Any](), "", ""
         async for _, chunk in chunks:
@@ -276,13 +269,13 @@ class OllamaWriter:
                 pending = []
         for fields in pieces.finish():
             yield self._part(fields, [])
-        yield frame(self._model) | self._piece({}) | _logprobs(pending) | self._end(handler, reason, text)
+        yield frame(self._model) | self._piece({}) | _logprobs(pending) | self._end(reason, text)
 
     def _part(self, fields: Mapping[str, Any], logprobs: list[Any]) -> Object:
         return frame(self._model) | self._piece(fields) | _logprobs(logprobs) | {"done": False}
 
-    def _end(self, handler: Handler[Any], reason: str, text: str) -> Object:
-        job, timings = handler.job, handler.timings(0)
+    def _end(self, reason: str, text: str) -> Object:
+        job, timings = self.job, self.timings(0)
         assert job is not None
         end: Object = {
             "done": True,
@@ -295,42 +288,28 @@ class OllamaWriter:
             "eval_duration": round(PER_MS * timings["predicted_ms"]),
         }
         if self._with_context:
-            end["context"] = [*job.tokens.tolist(), *handler.host.tokens(text, special=False)]
+            end["context"] = [*job.tokens.tolist(), *self.host.tokens(text, special=False)]
         return end
 
 
-class OllamaChatHandler(ChatHandler):
+class OllamaChatHandler(OllamaHandler, ChatHandler):
     """Answers a conversation, or a prompt as one."""
-
-    prefix = "ollama-"
-    response = JsonLines
 
     def __init__(
         self, service: Service, request: Request, body: ChatBody, piece: Piece, with_context: bool = False
     ) -> None:
         super().__init__(service, request, body)
-        self._writer = OllamaWriter(self.service.settings.alias, piece, with_context)
-
-    def whole(self, found: list[Object]) -> Object:
-        """Return one object."""
-        return self._writer.whole(self, found)
-
-    def events(self, chunks: Chunks) -> AsyncIterator[Object | None]:
-        """Yield the objects."""
-        return self._writer.events(self, chunks)
+        self._write_as(piece, with_context)
 
 
-class OllamaGenerateHandler(NativeHandler):
+class OllamaGenerateHandler(OllamaHandler, NativeHandler):
     """Continues a prompt unchanged (``raw``), after an earlier context, or up to a suffix."""
-
-    prefix = "ollama-"
-    response = JsonLines
 
     def __init__(self, service: Service, request: Request, asked: OllamaGenerateBody) -> None:
         super().__init__(service, request, asked.native(unserved_of(request)), [asked.prompt])
         self._asked = asked
         self._tokens: str | list[int] = asked.prompt
-        self._writer = OllamaWriter(self.service.settings.alias, generate_piece, bool(asked.context))
+        self._write_as(generate_piece, with_context=bool(asked.context))
 
     def prepare(self) -> None:
         """Compute the sampling arguments and the prompt."""
@@ -353,14 +332,6 @@ class OllamaGenerateHandler(NativeHandler):
         completer = template_completer(self.service, self.request, chat)
         tokens = completer.chat_tokens(chat.messages, **chat.template(self.service.settings.template, host))
         return tokens[len(start) :] if tokens[: len(start)] == start else tokens
-
-    def whole(self, found: list[Object]) -> Object:
-        """Return one object."""
-        return self._writer.whole(self, found)
-
-    def events(self, chunks: Chunks) -> AsyncIterator[Object | None]:
-        """Yield the objects."""
-        return self._writer.events(self, chunks)
 
 
 class Pieces(Blocks):
@@ -553,16 +524,7 @@ def _capabilities(service: Service) -> list[str]:
 
 
 def _shown(service: Service) -> dict[str, Any]:
-    card, host = card_of(service.host.model_path), service.host
-    settings = native.settings(service.sampling_params())
+    host, settings = service.host, native.settings(service.sampling_params())
     sampling = {name: settings[name] for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")}
-    return {
-        "license": card.info.get("general.license") or "",
-        "modelfile": f"FROM {host.model_path}\n",
-        "parameters": parameters({"num_ctx": host.n_ctx} | sampling),
-        "template": host.templates.template.info["source"],
-        "details": card.details,
-        "model_info": card.info,
-        "capabilities": _capabilities(service),
-        "modified_at": card.modified,
-    }
+    own = {"template": host.templates.template.info["source"], "capabilities": _capabilities(service)}
+    return card_of(host.model_path).shown(host.model_path, {"num_ctx": host.n_ctx} | sampling) | own

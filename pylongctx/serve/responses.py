@@ -47,21 +47,11 @@ EVENTS = {"thinking": "reasoning_text", "text": "output_text", "call": "function
 
 @dataclass
 class RequestTools:
-    """The tools of a request as functions, with their original kinds.
-
-    Attributes
-    ----------
-    functions : list of dict
-        RequestTools of a chat.
-    custom : set of str
-        Names of functions made from custom tools.
-    namespaces : dict
-        Namespaces of functions that have one.
-    """
+    """The tools of a request as functions, with their original kinds."""
 
     functions: list[Object] = field(default_factory=list)
-    custom: set[str] = field(default_factory=set)
-    namespaces: dict[str, str] = field(default_factory=dict)
+    custom: set[str] = field(default_factory=set)  # names of functions made from custom tools
+    namespaces: dict[str, str] = field(default_factory=dict)  # by function, for those that have one
 
     def add(self, where: str, tool: Any, unserved: Unserved) -> None:
         """Add a tool; tools that a server would run are not supported."""
@@ -263,17 +253,7 @@ def routes(service: Service) -> APIRouter:
 
 
 class ResponsesHandler(ChatHandler):
-    """Answers a conversation in the form of OpenAI's Responses API.
-
-    Parameters
-    ----------
-    service : Service
-        The model, its engine and its threads.
-    request : Request
-        The HTTP request.
-    asked : ResponsesBody
-        Its fields.
-    """
+    """Answers a conversation in the form of OpenAI's Responses API."""
 
     prefix = "resp_"
     response = NamedEvents
@@ -357,13 +337,7 @@ class ResponsesHandler(ChatHandler):
 
 
 class OutputBlocks(Blocks):
-    """The events of the items of a response's output.
-
-    Parameters
-    ----------
-    tools : RequestTools
-        The original kinds of the functions that the model may call.
-    """
+    """The events of the items of a response's output."""
 
     def __init__(self, tools: RequestTools) -> None:
         super().__init__()

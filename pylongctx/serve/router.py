@@ -20,7 +20,6 @@ from pylongctx._log import LOG
 from pylongctx.serve import ollama
 from pylongctx.serve.app import INDEX, enclose
 from pylongctx.serve.bodies import json_of
-from pylongctx.serve.cards import parameters
 from pylongctx.serve.children import Child, Children, ModelSource, OneModel, Shelf
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.handler import READER_PATIENCE, until_gone
@@ -40,27 +39,13 @@ AT_ONCE = frozenset({"0", "0.0", "0s", "0m", "0h"})  # values of Ollama's keep_a
 
 @dataclass
 class Router:
-    """The parts of a server of several models.
-
-    Attributes
-    ----------
-    shelf : Shelf
-        The available models.
-    children : Children
-        The processes of loaded models.
-    settings : Settings
-        Access control and limits of requests.
-    autoload : bool
-        Whether a request loads its model.
-    loads_first : bool
-        Whether all models are loaded before the first request.
-    """
+    """The parts of a server of several models."""
 
     shelf: Shelf | OneModel
     children: Children
     settings: Settings
-    autoload: bool = True
-    loads_first: bool = False
+    autoload: bool = True  # whether a request loads its model
+    loads_first: bool = False  # whether all models are loaded before the first request
     answers: Answers = field(default_factory=Answers)
     started: int = field(default_factory=lambda: int(time.time()))
 
@@ -135,15 +120,7 @@ def create_app(router: Router) -> FastAPI:
 
 
 class PassedOn(Route):
-    """The route of all requests for models: every path except those of files.
-
-    Parameters
-    ----------
-    endpoint : callable
-        Handles the requests.
-    folder : Path or None
-        Has the files.
-    """
+    """The route of all requests for models: every path except those of files in the folder."""
 
     def __init__(self, endpoint: Callable[[Request], Awaitable[Response]], folder: Path | None) -> None:
         super().__init__("/{path:path}", endpoint, methods=["GET", "POST", "PUT", "DELETE", "PATCH"])
@@ -205,9 +182,10 @@ def _add_ollama(app: FastAPI, router: Router) -> None:
     @app.post("/api/show")
     async def show(request: Request) -> Response:
         source = await _named(router, request)
-        if router.children.of(source).status == "loaded" or source.card is None:
+        card = await run_in_threadpool(lambda: source.card)
+        if router.children.of(source).status == "loaded" or card is None:
             return await _forward(router, request)
-        return JSONResponse(await run_in_threadpool(_shown, source))
+        return JSONResponse(card.shown(source.path, {}))
 
     @app.get("/api/version")
     @app.head("/api/version")
@@ -222,21 +200,6 @@ def _cards(router: Router) -> Iterator[Object]:
     for source in router.shelf.sources().values():
         if (card := source.card) is not None:
             yield card.entry(source.name)
-
-
-def _shown(source: ModelSource) -> Object:
-    """Return the description of a model that is not loaded."""
-    card = source.card
-    assert card is not None
-    return {
-        "modelfile": f"FROM {source.path}\n",
-        "parameters": parameters({}),
-        "template": card.info.get("tokenizer.chat_template", ""),
-        "details": card.details,
-        "model_info": card.info,
-        "capabilities": card.capabilities,
-        "modified_at": card.modified,
-    }
 
 
 # ---- requests for one model ----
@@ -280,17 +243,7 @@ async def _ended(router: Router, source: ModelSource, request: Request) -> Respo
 
 
 class Forwarded(Response):
-    """The forwarded response of a child.
-
-    Parameters
-    ----------
-    children : Children
-        Loads the model.
-    source : ModelSource
-        The model.
-    body : bytes
-        The body of the request.
-    """
+    """The forwarded response of a child."""
 
     def __init__(self, children: Children, source: ModelSource, body: bytes) -> None:
         super().__init__()

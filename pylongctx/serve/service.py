@@ -29,107 +29,39 @@ SOON = 0.02  # maximum wait of /metrics for the end of a step, in seconds
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a server.
-
-    Attributes
-    ----------
-    alias : str
-        The model's name for clients.
-    api_keys : tuple of str
-        API keys, one of which a client must send; empty: no key is needed.
-    cors_origins : tuple of str
-        Origins of pages that may send requests; ``localhost``: all of this machine, ``*``: all.
-    hosts : tuple of str
-        Names of this server in addition to those of the machine and addresses; with ``*`` any.
-    n_queue : int
-        Maximum requests waiting for a sequence.
-    n_predict : int or None
-        Default maximum tokens of an answer; None: the context.
-    n_body : int
-        Maximum bytes of a request.
-    body_patience : float
-        Seconds to receive the body of a request, plus one for every 64 KiB.
-    stall : float
-        Seconds without progress of a step after which the server is unhealthy.
-    step : float
-        Time limit of a step with both answers and prompts in seconds; 0: no limit.
-    patience : float or None
-        Idle seconds after which a stream sends a comment; None: never.
-    grace : float
-        Seconds for running requests when the server stops.
-    slots : bool
-        Whether /slots shows the state of sequences.
-    page : bool
-        Whether there is a chat page.
-    slot_folder : Path or None
-        Folder of saved sequences; None: they cannot be saved.
-    aliases : tuple of str
-        Additional names of the model.
-    tags : tuple of str
-        Tags of the model in ``/v1/models``.
-    document_bytes : int
-        Maximum bytes of the rows of documents.
-    unknown_fields : str
-        Policy for fields of requests without effect: ``warn``, ``ignore``, or ``refuse``.
-    sampling : dict
-        Default sampling settings of requests, by the names of Llama.
-    spm_infill : bool
-        Whether ``/infill`` puts the suffix before the prefix.
-    template : dict
-        Default template settings: ``enable_thinking``, ``chat_template_kwargs``.
-    cache_prompt : bool
-        Whether requests reuse cached prefixes by default.
-    prefills : bool
-        Whether answers continue a last message of the assistant by default.
-    static_folder : Path or None
-        Files to serve instead of the chat page.
-    prefix : str
-        Prefix of the paths of all routes.
-    tls : tuple of str or None
-        Files of the certificate and its key; None: no TLS.
-    """
+    """The settings of a server; ``pylongctx serve --help`` explains the options that set them."""
 
     alias: str
-    api_keys: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # additional names of the model
+    tags: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()  # empty: no key is needed
     cors_origins: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # in addition to the names of the machine and addresses
     n_queue: int = 64
     n_predict: int | None = None
-    n_body: int = 64 << 20
-    body_patience: float = 30.0
+    n_body: int = 64 << 20  # maximum bytes of a request
+    body_patience: float = 30.0  # seconds to receive the body of a request, plus one for every 64 KiB
+    document_bytes: int = 2 << 30
     stall: float = 120.0
-    step: float = 0.15
-    patience: float | None = 10.0
+    step: float = 0.15  # seconds; 0: no limit
+    patience: float | None = 10.0  # idle seconds after which a stream sends a comment; None: never
     grace: float = 10.0
     slots: bool = True
-    page: bool = True
     slot_folder: Path | None = None
-    aliases: tuple[str, ...] = ()
-    tags: tuple[str, ...] = ()
-    document_bytes: int = 2 << 30
     unknown_fields: str = "warn"
+    sampling: dict[str, Any] = field(default_factory=dict)  # defaults of requests, by the names of Llama
+    template: dict[str, Any] = field(default_factory=dict)  # defaults: enable_thinking, chat_template_kwargs
     spm_infill: bool = False
-    sampling: dict[str, Any] = field(default_factory=dict)
-    template: dict[str, Any] = field(default_factory=dict)
     cache_prompt: bool = True
-    prefills: bool = True
-    static_folder: Path | None = None
-    prefix: str = ""
-    tls: tuple[str, str] | None = None
+    prefills: bool = True  # whether answers continue a last message of the assistant
+    page: bool = True
+    static_folder: Path | None = None  # files to serve instead of the page
+    prefix: str = ""  # of the paths of all routes
+    tls: tuple[str, str] | None = None  # files of the certificate and its key
 
 
 class Service:
-    """A model, the engine that runs it, and the threads that wait for it.
-
-    Parameters
-    ----------
-    host : Host
-        The model.
-    settings : Settings
-        The settings.
-    embedder : Llama or None
-        The same file, opened for embeddings.
-    """
+    """A model, the engine that runs it, and the threads that wait for it; ``embedder`` is the model for embeddings."""
 
     def __init__(self, host: Host, settings: Settings, embedder: Llama | None = None) -> None:
         self.host = host

@@ -96,30 +96,6 @@ def test_calls_of_custom_tools_come_as_they_were_asked(server, monkeypatch, stre
     assert output[0]["input"] == 'patch "a"' and output[1]["namespace"] == "notes"
 
 
-def test_a_client_of_koboldcpp(server):
-    """A text in front of the prompt, a stream, and what it asks before."""
-    asked = {"memory": "It was ", "prompt": "the best of times", "max_length": 8, "temperature": 0}
-    found = server.http.post("/api/v1/generate", json=asked).json()["results"][0]
-    same = {"prompt": "It was the best of times", "n_predict": 8, "temperature": 0}
-    plain = server.http.post("/completion", json=same)
-    assert found["text"] == plain.json()["content"]
-    assert (found["finish_reason"], found["completion_tokens"]) == ("length", 8)
-    response = server.http.post("/api/extra/generate/stream", json=asked)
-    lines = [line for line in response.text.splitlines() if line]
-    assert set(lines[::2]) == {"event: message"}
-    events = [json.loads(line[6:]) for line in lines[1::2]]
-    assert "".join(event["token"] for event in events) == found["text"]
-    assert [event["finish_reason"] for event in events][-2:] == [None, "length"]
-    counted = server.http.post("/api/extra/tokencount", json={"prompt": "It was the best of times"}).json()
-    assert counted["value"] == plain.json()["tokens_evaluated"] == len(counted["ids"])
-    for path, value in (("v1/config/max_context_length", 1024), ("extra/true_max_context_length", 1024)):
-        assert server.http.get(f"/api/{path}").json() == {"value": value}
-    assert server.http.get("/api/v1/model").json() == {"result": "tiny"}
-    assert server.http.get("/api/extra/version").json()["result"] == "KoboldCpp"
-    refused = server.http.post("/api/extra/abort", json={"genkey": "a"})
-    assert refused.status_code == 501 and "close the connection" in refused.text
-
-
 @pytest.mark.parametrize(
     ("body", "unserved"),
     [

@@ -284,7 +284,7 @@ LIBRECHAT = {
     "max_tokens": 8,
 }
 
-# KoboldCpp: what its API documents, and clients that are pointed at /v1/completions
+# clients of KoboldCpp that are pointed at /v1/completions, with the fields that its API documents
 KOBOLD = {
     "prompt": "Once",
     "max_context_length": 4096,
@@ -392,7 +392,6 @@ CLIENTS = {
     ),
     "continue-ollama": ("/api/generate", CONTINUE_OLLAMA, {"options.num_ctx", "options.num_thread", "keep_alive"}),
     "librechat": ("/v1/chat/completions", LIBRECHAT, set()),
-    "kobold-lite": ("/api/v1/generate", KOBOLD | {"genkey": "KCPP1"}, KOBOLD_UNSERVED),
     "kobold": ("/v1/completions", KOBOLD, KOBOLD_UNSERVED),
     "vllm": ("/v1/chat/completions", VLLM, {"add_special_tokens"}),
 }
