@@ -83,12 +83,10 @@ def add_parser(commands: Any) -> None:
     options.switch("-st", "--single-turn", help="exit after the first answer")
     options.switch("--continue", help="continue the most recent conversation", dest="continues")
     off = ("--no-autosave",)
-    options.switch(
-        "--autosave", off=off, help="save the conversation for --continue after each answer (on)", dest="autosave"
-    )
+    options.switch("--autosave", off=off, help="save the conversation for --continue after each answer (on)")
     help = "print speed and memory after each answer (on)"
     off = ("--no-show-timings",)
-    options.switch("--show-timings", off=off, env="LLAMA_ARG_SHOW_TIMINGS", help=help, dest="show_timings")
+    options.switch("--show-timings", off=off, env=True, help=help)
     options.add("-co", "--color", parse=on_off_auto, metavar="on|off|auto", help="dim reasoning and notes (auto)")
     add_answer_options(parser)
     add_llama_options(parser)
