@@ -11,7 +11,7 @@ the embedded model was trained on; ``fill`` offers both.
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -171,13 +171,6 @@ class Trial:
         Whether the first number in the answer is the key.
     seconds : float
         Prompt and answer together.
-
-    Examples
-    --------
-    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 300, trial=0, seed=0)
-    >>> trial = run_trial(llm, prompt)
-    >>> trial.strict, trial.key == prompt.key
-    (True, True)
     """
 
     model: str
@@ -264,17 +257,19 @@ class Passkey(Question):
     separator: str = "space"
     junk: int | None = None
     position: int | None = None
-    name: str = field(default="passkey", init=False)
 
     def __post_init__(self) -> None:
         if self.style not in STYLES:
             raise ValueError(f"unknown style {self.style!r}; available: {', '.join(STYLES)}")
-        if self.digits is not None:
-            object.__setattr__(self, "name", f"passkey-{self.digits}-digits")
         if self.digits is not None and self.digits < 1:
             raise ValueError(f"digits must be at least 1, not {self.digits}")
         if self.style == "landmark" and self.depths:
             raise ValueError("the style landmark draws its depths itself; choose another style, or no depths")
+
+    @property
+    def name(self) -> str:
+        """The task, and the digits that are asked for."""
+        return "passkey" if self.digits is None else f"passkey-{self.digits}-digits"
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per trial."""

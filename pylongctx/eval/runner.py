@@ -130,15 +130,7 @@ UNNAMED = {
 
 
 def digest(cell: Cell, sample: Sample) -> str:
-    """Return a name of a sample in a cell that changes with everything an answer depends on, but the model's bytes.
-
-    Examples
-    --------
-    >>> from pylongctx.eval.passkey import Passkey
-    >>> cell = Cell("model.gguf", "longheads", Passkey(tests=1), length=300)
-    >>> len(digest(cell, make_samples(cell)[0]))
-    16
-    """
+    """Return a name of a sample in a cell that changes with everything an answer depends on, but the model's bytes."""
     parts = [cell.facts, cell.task.settings, sample.id, sample.prefix, sample.answers, sample.max_tokens, sample.stop]
     name = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     name.update(sample.prompt.encode() if isinstance(sample.prompt, str) else sample.prompt.tobytes())
