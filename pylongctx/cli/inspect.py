@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,14 +59,12 @@ def add_parser(commands: Any) -> None:
         "(default: chunks, keys or both, depending on the method)",
     )
     parser.add_argument("--length", type=int, default=2048, metavar="N", help="length in tokens (2048)")
-    parser.add_argument(
-        "--text", metavar="FILE", help="prefill the beginning of a text file instead of asking a question"
-    )
+    help = "prefill the beginning of a text file instead of asking a question"
+    parser.add_argument("--text", metavar="FILE", help=help)
     parser.add_argument("--trial", type=int, default=0, metavar="T", help="index of the passkey question (0)")
     add_prompt_options(parser)
-    parser.add_argument(
-        "--samples", type=int, default=16, metavar="N", help="lengths of compression, queries of sparsity (16)"
-    )
+    help = "lengths of compression, queries of sparsity (16)"
+    parser.add_argument("--samples", type=int, default=16, metavar="N", help=help)
     parser.add_argument("--out", default=".", metavar="DIR", help="folder for PNG and SVG plots (the current one)")
     parser.add_argument("--json", metavar="FILE", help="write the numbers")
     parser.set_defaults(run=run)
@@ -120,7 +118,7 @@ def _show(args: argparse.Namespace, method: Method, wanted: list[str]) -> None:
     if finding:
         found = findings(finding.trace, finding.answer_chunks)
         facts |= asdict(finding.trial) | found
-        show_table(_table(finding, [found["first"], found["all"]]))
+        show_table(_table(finding, found))
         print(finding.trial.method)
         if whole := read_whole(finding.trial):
             print(whole)
@@ -152,8 +150,8 @@ def _ask(args: argparse.Namespace, method: Method, wanted: list[str]) -> tuple[F
     return Finding(trial, trace, list(chunks_of(*prompt.needle, trace.chunk_size))), kept
 
 
-def _table(finding: Finding, numbers: Sequence[dict[str, float | None]]) -> Table:
-    from pylongctx.attention.stats import TOPS
+def _table(finding: Finding, found: dict[str, Any]) -> Table:
+    from pylongctx.eval.report.grids import CHUNK_PARTS, CHUNKS, chunk_cells
 
     trial, trace = finding.trial, finding.trace
     cut = f"{len(finding.answer_chunks)} chunks: a border cuts it" if len(finding.answer_chunks) > 1 else "one chunk"
@@ -163,11 +161,10 @@ def _table(finding: Finding, numbers: Sequence[dict[str, float | None]]) -> Tabl
         f"said {escape(trial.answer.strip())}: {'right' if trial.strict else f'wrong, not {trial.key}'}",
     )
     table.add_column("to predict")
-    for name in ("cover rate", "Gini", *(f"hit rate, top {top}" for top in TOPS)):
+    for name, _ in CHUNKS.values():
         table.add_column(name, justify="right")
-    for label, row in zip(("first answer token", "all answer tokens"), numbers, strict=True):
-        cover, gini, *hits = ("-" if value is None else value for value in row.values())
-        table.add_row(label, _percent(cover), f"{gini:.2f}", *map(_percent, hits))
+    for part, label in CHUNK_PARTS.items():
+        table.add_row(label, *chunk_cells(found[part]))
     return table
 
 
@@ -180,8 +177,8 @@ def read_whole(trial: Trial) -> str:
     return f"all {trial.n_tokens} tokens are read, as in any text of up to {most}: try --length {2 * most}"
 
 
-def _percent(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{100 * value:.0f} %"
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
 
 
 def _draw(finding: Finding, folder: Path) -> None:

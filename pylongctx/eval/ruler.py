@@ -62,13 +62,7 @@ def largest_size(size: Callable[[int], int], step: int, highest: int, room: int)
 
 
 def draw_all(draw: Callable[[int], D], fits: Callable[[D], bool], n_units: int, step: int, n: int) -> Iterator[D]:
-    """Yield ``n`` draws that fit: of ``n_units``, and ``step`` fewer after each that does not.
-
-    Raises
-    ------
-    ValueError
-        When even the smallest do not fit.
-    """
+    """Yield ``n`` draws that fit: of ``n_units``, and ``step`` fewer after each that does not."""
     for _ in range(n):
         units = n_units
         for _ in range(MAX_TRIES):
@@ -141,10 +135,7 @@ def adjective_nouns() -> Pairs:
 class Common:
     """Draw lists in which ten words are more common than others.
 
-    Parameters
-    ----------
-    more : str or None
-        RULER's english_words.json, for lists that are longer than wonderwords has words. None: invented words.
+    ``more`` is RULER's english_words.json, for lists that are longer than wonderwords has words. None: invented words.
     """
 
     def __init__(self, prompts: dict[str, Any], seed: int, length: int, more: str | None) -> None:
@@ -284,15 +275,7 @@ KINDS = {
 
 
 class Niah:
-    """Draw prompts of one variant.
-
-    Parameters
-    ----------
-    prompts : dict
-        ``template`` and ``answer_prefix``.
-    essay : str
-        The haystack of the variants that want one.
-    """
+    """Draw prompts of one variant; ``essay`` is the haystack of those that want one."""
 
     def __init__(self, kind: Kind, prompts: dict[str, Any], seed: int, essay: str) -> None:
         self._kind, self._seed, self._random = kind, seed, Random(seed)

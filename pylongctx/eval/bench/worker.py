@@ -21,14 +21,7 @@ from pylongctx.llama import Llama
 class BenchRun:
     """An open model that runs one test repeatedly from the same depth.
 
-    Parameters
-    ----------
-    case : Case
-        Tokens and settings.
-    method : str
-        A method's string.
-    warmup : bool
-        Run the prompt and one token before, as llama-bench does.
+    The warm-up is the prompt and one token, as in llama-bench.
     """
 
     def __init__(self, case: Case, method: str, warmup: bool) -> None:
