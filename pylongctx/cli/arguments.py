@@ -35,7 +35,7 @@ class Options:
     """Adds options to a parser, or to a titled group of its help.
 
     An option that is not given is None, so that defaults stay where they are defined. ``env`` is an option's variable,
-    True for the one that llama.cpp names after its first long name. ``environment`` of the parsed arguments maps option
+    True for the one that llama.cpp names after the first long name. ``environment`` of the parsed arguments maps option
     names to the variables in use, and ``variables`` has the names of all that are read.
     """
 
@@ -62,10 +62,16 @@ class Options:
         self._add(names, value, type=reported(parse), metavar=metavar, help=self._help(help, env), **more)
 
     def switch(
-        self, *names: str, off: Sequence[str] = (), help: str, env: str | bool | None = None, dest: str | None = None
+        self,
+        *names: str,
+        off: Sequence[str] | bool = (),
+        help: str,
+        env: str | bool | None = None,
+        dest: str | None = None,
     ) -> None:
-        """Add a switch and the names that turn it off; LLAMA_ARG_NO_X turns it off too."""
+        """Add a switch and the names that turn it off, True for --no-X; LLAMA_ARG_NO_X turns it off too."""
         env = _variable(names, env)
+        off = [f"--no-{_long_name(names)}"] if off is True else off or ()
         value = self._read(env and env.replace(PREFIX, PREFIX + "NO_"), "0") or self._read(env)
         more = {"dest": dest} if dest else {}
         self._add((*names, *off), value, type=reported(switched), nargs=0, on=names, help=self._help(help, env), **more)
@@ -116,8 +122,11 @@ def _variable(names: Sequence[str], env: str | bool | None) -> str | None:
     """Return the variable of an option; for True, the one that llama.cpp names after the first long name."""
     if env is not True:
         return env or None
-    long = next(name for name in names if name.startswith("--"))
-    return PREFIX + long.removeprefix("--").upper().replace("-", "_")
+    return PREFIX + _long_name(names).upper().replace("-", "_")
+
+
+def _long_name(names: Sequence[str]) -> str:
+    return next(name for name in names if name.startswith("--")).removeprefix("--")
 
 
 class _Store(argparse.Action):

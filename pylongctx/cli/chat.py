@@ -82,11 +82,8 @@ def add_parser(commands: Any) -> None:
     options.add("-sysf", "--system-prompt-file", parse=file_text, metavar="FILE", help="system prompt, from a file")
     options.switch("-st", "--single-turn", help="exit after the first answer")
     options.switch("--continue", help="continue the most recent conversation", dest="continues")
-    off = ("--no-autosave",)
-    options.switch("--autosave", off=off, help="save the conversation for --continue after each answer (on)")
-    help = "print speed and memory after each answer (on)"
-    off = ("--no-show-timings",)
-    options.switch("--show-timings", off=off, env=True, help=help)
+    options.switch("--autosave", off=True, help="save the conversation for --continue after each answer (on)")
+    options.switch("--show-timings", off=True, env=True, help="print speed and memory after each answer (on)")
     options.add("-co", "--color", parse=on_off_auto, metavar="on|off|auto", help="dim reasoning and notes (auto)")
     add_answer_options(parser)
     add_llama_options(parser)

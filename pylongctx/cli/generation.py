@@ -48,14 +48,14 @@ def add_text_options(parser: argparse.ArgumentParser, title: str) -> None:
     options = Options(parser, title)
     options.add("-p", "--prompt", metavar="TEXT", help="initial text")
     options.add("-f", "--file", parse=file_text, metavar="FILE", help="initial text from a file, without escapes")
-    options.switch("-e", "--escape", off=("--no-escape",), help="process escapes such as \\n in options (on)")
+    options.switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
 
 
 def add_answer_options(parser: argparse.ArgumentParser) -> None:
     """Add the detection of loops and the rendering of answers."""
     options = Options(parser, "answer")
-    options.switch("--loop-stop", off=("--no-loop-stop",), help="stop an answer that repeats itself (on)")
-    options.switch("--markdown", off=("--no-markdown",), help="render Markdown in a terminal (on)")
+    options.switch("--loop-stop", off=True, help="stop an answer that repeats itself (on)")
+    options.switch("--markdown", off=True, help="render Markdown in a terminal (on)")
 
 
 def given_text(args: argparse.Namespace, option: str, file_option: str) -> str | None:
@@ -83,8 +83,7 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
     add("--chat-template-file", parse=file_text, metavar="FILE", env=True, help="file with a Jinja template")
     help = "JSON object of variables for the template"
     add("--chat-template-kwargs", parse=json_object, metavar="JSON", env=True, help=help)
-    help = "accepted for compatibility: templates are always Jinja"
-    options.switch("--jinja", off=("--no-jinja",), env=True, help=help)
+    options.switch("--jinja", off=True, env=True, help="accepted for compatibility: templates are always Jinja")
     options.switch("--parse-special", help="parse special tokens in user and tool messages, as llama.cpp does")
     help = "let reasoning models reason (auto: yes)"
     options.add("-rea", "--reasoning", parse=on_off_auto, metavar="on|off|auto", env=True, help=help)

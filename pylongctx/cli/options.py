@@ -87,7 +87,7 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
     add("-fa", "--flash-attn", parse=flash_attention, metavar="on|auto", env=True, help="flash attention, always on")
     modes = one_of(tuple(LOAD_MODES))
     add("-lm", "--load-mode", parse=modes, metavar="MODE", env=True, help=f"{', '.join(LOAD_MODES)}")
-    options.switch("--mmap", off=("--no-mmap",), env=True, help="memory-map the file, same as --load-mode mmap (on)")
+    options.switch("--mmap", off=True, env=True, help="memory-map the file, same as --load-mode mmap (on)")
     options.switch("--mlock", env=True, help="lock the model in memory, same as --load-mode mmap+mlock (off)")
     help = "override metadata of the file; TYPE is int, float, bool or str"
     options.several("--override-kv", parse=_pairs, metavar="KEY=TYPE:VALUE,...", help=help)
@@ -112,22 +112,19 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
 def _add_long_context(options: Options) -> None:
     add_method_options(options)
     # before --overflow: both set one value, and only the first has a variable
-    off, help = ("--no-context-shift",), "same as --overflow evict_middle"
-    options.switch("--context-shift", off=off, env=True, help=help, dest="overflow")
+    options.switch("--context-shift", off=True, env=True, help="same as --overflow evict_middle", dest="overflow")
     help = "how to handle a text that does not fit into the context (error)"
     options.add("--overflow", parse=one_of(OVERFLOWS), metavar="|".join(OVERFLOWS), help=help)
     help = "folder that stores KV caches, so that each prefix is prefilled once (off)"
     options.add("--kv-store", metavar="FOLDER", help=help)
     options.add("--kv-store-limit", parse=mib, metavar="MIB", help="size limit of that folder in MiB (20480)")
-    help = "store the first words of each text, for pylongctx kv ls (on)"
-    options.switch("--kv-store-words", off=("--no-kv-store-words",), help=help)
+    options.switch("--kv-store-words", off=True, help="store the first words of each text, for pylongctx kv ls (on)")
 
 
 def _add_all_devices(options: Options) -> None:
     _add_devices(options)
     add_tensor_options(options)
-    help = "run operations on host tensors on the GPU (llama.cpp's default)"
-    options.switch("--op-offload", off=("--no-op-offload",), help=help)
+    options.switch("--op-offload", off=True, help="run operations on host tensors on the GPU (llama.cpp's default)")
     env, help = "LLAMA_ARG_KV_OFFLOAD", "keep K and V on the device of their layer (on)"
     options.switch("-kvo", off=("-nkvo", "--no-kv-offload"), env=env, help=help, dest="kvo")
 
@@ -163,8 +160,7 @@ def _add_context(options: Options) -> None:
     options.switch("--swa-full", env=True, help="full-size KV cache for sliding windows")
     help = "bitwise identical results in any batch, with cached prefixes and drafts (off)"
     options.switch("--deterministic", help=help)
-    off = ("--no-preflight",)
-    options.switch("--preflight", off=off, help="check that the model and the KV cache fit into memory (on)")
+    options.switch("--preflight", off=True, help="check that the model and the KV cache fit into memory (on)")
 
 
 def _add_devices(options: Options) -> None:

@@ -29,16 +29,8 @@ FORMATS = ("auto", "deepseek", "none")  # of reasoning
 POLICIES = ("warn", "ignore", "refuse")  # for fields that have no effect
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
-    "method",
-    "overflow",
-    "kv_limit",
-    "kv_store",
-    "kv_store_limit",
-    "kv_store_words",
-    "kv_offload",
-    "kv_offload_mib",
-    "progress_callback",
-    "draft_model",
+    *("method", "overflow", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
+    *("kv_offload_mib", "progress_callback", "draft_model"),
 )
 
 
@@ -108,7 +100,7 @@ def _add_embeddings(options: Options) -> None:
 def _add_routes(options: Options) -> None:
     """Add what single routes do."""
     env = "LLAMA_ARG_ENDPOINT_SLOTS"
-    options.switch("--slots", off=("--no-slots",), env=env, help="show the state of sequences at /slots (on)")
+    options.switch("--slots", off=True, env=env, help="show the state of sequences at /slots (on)")
     options.switch("--spm-infill", help="put the suffix before the prefix in /infill (off)")
     off = ("--no-ui", "--no-webui")
     options.switch("--ui", "--webui", off=off, env=True, help="serve the chat page (on)", dest="page")
@@ -118,12 +110,11 @@ def _add_answers(options: Options) -> None:
     """Add how requests are answered."""
     switch = options.switch
     help = "reuse cached prefixes of earlier requests, unless a request says otherwise (on)"
-    switch("--cache-prompt", off=("--no-cache-prompt",), env=True, help=help)
-    help = "continue a last message of the assistant (on)"
-    switch("--prefill-assistant", off=("--no-prefill-assistant",), env=True, help=help)
+    switch("--cache-prompt", off=True, env=True, help=help)
+    switch("--prefill-assistant", off=True, env=True, help="continue a last message of the assistant (on)")
     env, help = "LLAMA_ARG_THINK", "reasoning: in a separate field (auto, deepseek), or part of the answer (none)"
     options.add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
-    switch("-e", "--escape", off=("--no-escape",), help="process escapes such as \\n in options (on)")
+    switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -239,9 +230,8 @@ def add_router_options(options: Options) -> None:
     options.several("--models", "--models-dir", metavar="FOLDER", env=FOLDERS, help=help)
     add("--models-max", parse=integer, env=True, help=f"maximum models loaded at once, 0 for no limit ({MAX_MODELS})")
     add("--models-memory", parse=number, metavar="GIB", help="maximum GiB of all loaded models (no limit)")
-    off = ("--no-models-autoload",)
     help = "load the model named by a request; off: only POST /models/load loads models (on)"
-    options.switch("--models-autoload", off=off, env=True, help=help, dest="autoload")
+    options.switch("--models-autoload", off=True, env=True, help=help, dest="autoload")
     add("--socket", parse=integer, help=argparse.SUPPRESS)  # for the process of one model
 
 

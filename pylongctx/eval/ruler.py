@@ -146,10 +146,6 @@ class Common:
         self._more: list[str] = []
         self.exact = True
 
-    def step(self, length: int) -> int:
-        """Return by how many words a prompt shrinks."""
-        return 10
-
     def _list(self, n: int) -> list[str]:
         if n <= len(self._words):
             return self._words
@@ -499,10 +495,6 @@ class DocumentQuestions:
     def __len__(self) -> int:
         return len(self._asked)
 
-    def step(self, length: int) -> int:
-        """Return by how many documents a prompt shrinks."""
-        return 10
-
     def draw(self, index: int, n: int) -> Drawn:
         """Return a prompt; the documents are repeated when there are fewer than ``n``."""
         asked = self._asked[index]
@@ -538,6 +530,7 @@ FAMILIES = {
 NAMES = tuple(FAMILIES)
 ESSAY_CHARACTERS = 650_000  # about what RULER's essays have
 CWE_PROBE = 4096
+STEP = 10  # words, or documents, by which a prompt shrinks
 
 Draw = Callable[[int], Drawn]  # from units of haystack to a prompt
 
@@ -622,18 +615,16 @@ class Ruler(Question):
 
     def _common(self, common: Common, sizes: _Sizes) -> Iterator[Drawn]:
         per_word = sizes.of(common(CWE_PROBE)) / CWE_PROBE
-        step = common.step(sizes.length)
-        highest = max(int(sizes.most // per_word) * 2, 2 * step)
-        n = largest_size(lambda n: sizes.of(common(n)), step, highest, sizes.room)
-        yield from draw_all(common, sizes.fits, n, step, self.tests)
+        highest = max(int(sizes.most // per_word) * 2, 2 * STEP)
+        n = largest_size(lambda n: sizes.of(common(n)), STEP, highest, sizes.room)
+        yield from draw_all(common, sizes.fits, n, STEP, self.tests)
 
     def _among_documents(self, documents: DocumentQuestions, sizes: _Sizes) -> Iterator[Drawn]:
         if self.tests > len(documents):
             raise ValueError(f"--data has {len(documents)} questions, not {self.tests}")
-        step = documents.step(sizes.length)
-        n = sizes.units(partial(documents.draw, 0), step)
+        n = sizes.units(partial(documents.draw, 0), STEP)
         for index in range(self.tests):
-            yield from draw_all(partial(documents.draw, index), sizes.fits, n, step, 1)
+            yield from draw_all(partial(documents.draw, index), sizes.fits, n, STEP, 1)
 
     def scores(self, sample: Sample, answer: Answer) -> dict[str, float]:
         """Return the score of RULER: the share of the answers found, or for questions whether one is."""
