@@ -297,11 +297,6 @@ class Stated:
         Similar sentences with other answers.
     question, answer, prefix : str
         What is asked, what is right, and what the answer begins with.
-
-    Examples
-    --------
-    >>> Stated("Kofi speaks Korean.", (), "Who speaks Korean?", "Kofi", "").answer
-    'Kofi'
     """
 
     text: str

@@ -65,12 +65,6 @@ class Prompt:
         Where the key is hidden, 0 to 1.
     needle : tuple of int
         Start and stop of the tokens that hold the sentences with the key; a token across a border counts.
-
-    Examples
-    --------
-    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 300, trial=0, seed=0)
-    >>> llm.detokenize(prompt.answer).decode().strip() == str(prompt.key)
-    True
     """
 
     length: int

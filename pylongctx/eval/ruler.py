@@ -18,7 +18,7 @@ from functools import partial
 from importlib import resources
 from itertools import accumulate, pairwise
 from random import Random
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Drawn:
         return self.prompt + self.prefix
 
 
-D = TypeVar("D", bound=Drawn)
+Draw = Callable[[int], Drawn]  # from units of haystack to a prompt
 
 
 def largest_size(size: Callable[[int], int], step: int, highest: int, room: int) -> int:
@@ -61,7 +61,7 @@ def largest_size(size: Callable[[int], int], step: int, highest: int, room: int)
     return best
 
 
-def draw_all(draw: Callable[[int], D], fits: Callable[[D], bool], n_units: int, step: int, n: int) -> Iterator[D]:
+def draw_all(draw: Draw, fits: Callable[[Drawn], bool], n_units: int, step: int, n: int) -> Iterator[Drawn]:
     """Yield ``n`` draws that fit: of ``n_units``, and ``step`` fewer after each that does not."""
     for _ in range(n):
         units = n_units
@@ -353,18 +353,6 @@ EXAMPLE_LENGTH, EXAMPLE_STEP = 500, 5
 EXAMPLE_VALUE = "12345"
 
 
-@dataclass(frozen=True)
-class WithExample(Drawn):
-    """A prompt before which a solved example stands."""
-
-    example: str = ""
-
-    @property
-    def text(self) -> str:
-        """Example, prompt and prefix."""
-        return self.example + self.prompt + self.prefix
-
-
 class Tracking:
     """Draw prompts; ``example`` is a solved prompt, made once, which every prompt shows with other names."""
 
@@ -393,7 +381,7 @@ class Tracking:
     def _number(self) -> str:
         return str(self._state.randint(10000, 99999))
 
-    def __call__(self, n: int) -> WithExample:
+    def __call__(self, n: int) -> Drawn:
         """Return a prompt with ``n`` lines of haystack, without the example."""
         names = self._names(5 if self.example else 3)
         value = self._number() if self.example else EXAMPLE_VALUE
@@ -406,14 +394,14 @@ class Tracking:
         fields = {"context": context, "query": value, "num_v": N_HOPS + 1}
         filled = [t.format(**fields) for t in (self._template, self._prefix, after_context(self._template))]
         prompt, prefix, question = filled
-        return WithExample(prompt, prefix, names, question)
+        return Drawn(prompt, prefix, names, question)
 
-    def shown(self, n: int) -> WithExample:
+    def shown(self, n: int) -> Drawn:
         """Return a prompt after the example, which has other random names and another value."""
         drawn, example = self(n), self.example
         for name in example.split()[-N_HOPS - 1 :]:
             example = example.replace(name, "".join(self._random.choices(string.ascii_uppercase, k=len(name))))
-        return replace(drawn, example=example.replace(EXAMPLE_VALUE, self._number()) + "\n")
+        return replace(drawn, prompt=example.replace(EXAMPLE_VALUE, self._number()) + "\n" + drawn.prompt)
 
 
 # ---- questions on documents ----
@@ -532,8 +520,6 @@ ESSAY_CHARACTERS = 650_000  # about what RULER's essays have
 CWE_PROBE = 4096
 STEP = 10  # words, or documents, by which a prompt shrinks
 
-Draw = Callable[[int], Drawn]  # from units of haystack to a prompt
-
 
 @dataclass(frozen=True)
 class Ruler(Question):
@@ -572,10 +558,9 @@ class Ruler(Question):
         return [self._sample(i, d, length, seed, prompts["tokens_to_generate"], label) for i, d in enumerate(found)]
 
     def _sample(self, index: int, drawn: Drawn, length: int, seed: int, n: int, label: str) -> Sample:
-        prompt = drawn.text.removesuffix(drawn.prefix)
-        facts, shared = {"label": label, "index": index}, len(prompt) - len(drawn.question)
+        facts, shared = {"label": label, "index": index}, len(drawn.prompt) - len(drawn.question)
         name, answers = f"{length}-{seed}-{index}", tuple(drawn.answers)
-        return Sample(name, prompt, drawn.prefix, answers, n, facts=facts, shared=shared)
+        return Sample(name, drawn.prompt, drawn.prefix, answers, n, facts=facts, shared=shared)
 
     def _draw(self, prompts: dict[str, Any], sizes: _Sizes, seed: int) -> tuple[Iterable[Drawn], Callable[[], bool]]:
         """Return the prompts, and what tells afterwards whether they are RULER's own."""

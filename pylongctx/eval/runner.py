@@ -191,15 +191,7 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
 
 
 def context_window(cell: Cell, samples: Sequence[Sample]) -> int:
-    """Return the context window that a cell needs, for all its samples.
-
-    Examples
-    --------
-    >>> from pylongctx.eval.passkey import Passkey
-    >>> cell = Cell("model.gguf", "full", Passkey(tests=1), length=300)
-    >>> context_window(cell, make_samples(cell))
-    300
-    """
+    """Return the context window that a cell needs, for all its samples."""
     with Llama(cell.model, vocab_only=True, verbose=False) as llm:
         n_ctx = cell.task.n_ctx(ModelVocabulary(llm, cell.chat), samples, cell.length)
     return n_ctx + (REPLAY if cell.compress < 1 else 0)

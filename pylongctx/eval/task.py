@@ -138,13 +138,7 @@ class ModelVocabulary:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a model: the text up to a stop string, the tokens without the end token.
-
-    Examples
-    --------
-    >>> Answer(" 12345", [17, 18]).text
-    ' 12345'
-    """
+    """The answer of a model: the text up to a stop string, the tokens without the end token."""
 
     text: str
     tokens: list[int]
