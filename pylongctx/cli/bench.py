@@ -68,7 +68,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_tests(parser: argparse.ArgumentParser) -> None:
-    def add(*names: str, parse: Callable[[str], list[Any]], help: str, metavar: str = "N", **more: str) -> None:
+    def add(*names: str, parse: Callable[[str], list[Any]], help: str, metavar: str = "N", **more: Any) -> None:
         parser.add_argument(*names, action="extend", type=reported(parse), help=help, metavar=metavar, **more)
 
     def words(text: str) -> list[str]:
