@@ -135,12 +135,11 @@ def _ask(args: argparse.Namespace, method: Method, wanted: list[str]) -> tuple[F
     """Ask one question; returns the chunks read for the answer and the keys held after it, as requested."""
     from pylongctx.attention import chunks_of
     from pylongctx.eval.passkey import run_trial
-    from pylongctx.llama import Llama
 
     prompt = make_prompt(args)
     start = len(prompt.tokens) - 1  # the query that predicts the first token of the answer
     with ExitStack() as stack:
-        llm = stack.enter_context(Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)))
+        llm = stack.enter_context(_open(args, method))
         traced = "chunks" in wanted
         trace = stack.enter_context(llm.trace(start, start + len(prompt.answer))) if traced else None
         trial = run_trial(llm, prompt)
@@ -242,6 +241,13 @@ def _tokens(args: argparse.Namespace) -> list[int]:
     return tokens[: args.length]
 
 
+def _open(args: argparse.Namespace, method: Method) -> Llama:
+    """Open the model with a method, for a text of ``--length`` tokens."""
+    from pylongctx.llama import Llama
+
+    return Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args))
+
+
 def _name(args: argparse.Namespace) -> str:
     return Path(model_path(args)).name
 
@@ -277,10 +283,8 @@ def read_kept(llm: Llama, prompt: Prompt | None = None, trial: Trial | None = No
 
 def keep_text(args: argparse.Namespace, method: Method) -> Kept:
     """Evaluate a text and return the KV entries that the heads hold after it."""
-    from pylongctx.llama import Llama
-
     tokens = _tokens(args)
-    with Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)) as llm:
+    with _open(args, method) as llm:
         llm.eval(tokens)
         return read_kept(llm)
 
@@ -380,9 +384,8 @@ def _compress(
     args: argparse.Namespace, method: Method, tokens: list[int], lengths: NDArray[np.int64]
 ) -> tuple[str, Compression]:
     from pylongctx.attention import compression
-    from pylongctx.llama import Llama
 
-    with Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)) as llm:
+    with _open(args, method) as llm:
         return str(llm.method), compression(llm, tokens, lengths)
 
 
@@ -432,10 +435,8 @@ def _measure(
     args: argparse.Namespace, method: Method, tokens: list[int], positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     from pylongctx.attention import observer, sparsity
-    from pylongctx.llama import Llama
 
-    watched = observer(method, args.length)
-    with Llama(model_path(args), n_ctx=args.length, method=watched, **llama_arguments(args)) as llm:
+    with _open(args, observer(method, args.length)) as llm:
         return sparsity(llm, tokens, positions)
 
 

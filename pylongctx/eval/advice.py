@@ -91,7 +91,7 @@ def advise(path: str, length: int | None = None, **options: Any) -> Advice:
     window, tile, first = _windows(path, **options)
     every = "full" if n <= n_train else "dca"
     rows = (
-        (every, _sum(lambda at: reading.of_full(at), n), writing.of_full(n)),
+        (every, _sum(reading.of_full, n), writing.of_full(n)),
         (
             "longheads",
             _sum(lambda at: reading.of_longheads(at, tile, first), n),
