@@ -97,9 +97,8 @@ def short(spec: str) -> str:
 
 
 def _short(part: Method) -> str:
-    given = {option.name: getattr(part, option.name) for option in fields(part)}
-    usual = {option.name: option.default for option in fields(part)}
-    return ",".join([part.name, *(f"{key}={value}" for key, value in given.items() if value != usual[key])])
+    changed = (option.name for option in fields(part) if getattr(part, option.name) != option.default)
+    return ",".join([part.name, *(f"{name}={getattr(part, name)}" for name in changed)])
 
 
 def is_full(record: Record) -> bool:
