@@ -35,8 +35,8 @@ class Options:
     """Adds options to a parser, or to a titled group of its help.
 
     An option that is not given is None, so that defaults stay where they are defined. ``env`` is an option's variable,
-    True for the one that llama.cpp names after the first long name. ``environment`` of the parsed arguments maps option
-    names to the variables in use, and ``variables`` has the names of all that are read.
+    True for the one that llama.cpp names after the first long name; without ``environment`` none is read. Of the parsed
+    arguments, ``environment`` maps option names to the variables in use, and ``variables`` has all names that are read.
     """
 
     def __init__(self, parser: argparse.ArgumentParser, title: str | None = None, environment: bool = True) -> None:

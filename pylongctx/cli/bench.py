@@ -30,7 +30,7 @@ DEFAULTS: dict[str, list[Any]] = {
     "n_gpu_layers": [-1],
     "load_mode": ["auto"],
 }
-# of a case; the last one changes fastest
+# the settings of a case in the order of the tests: the last one changes fastest
 SETTINGS = (
     *("model_filename", "n_gpu_layers", "n_batch", "n_ubatch", "type_k", "type_v"),
     *("n_threads", "n_depth", "load_mode"),
