@@ -329,8 +329,7 @@ def _run_perplexity(args: argparse.Namespace) -> int:
         tables += [_curves([m for m in measured if m.cell.length == n], task.stride) for n in args.lengths]
     status = show(measured, *tables)
     for m in measured:
-        found = task.summary(m.records)
-        estimate = f"PPL = {found['perplexity']:.4f} +/- {found['error']:.5f}"
+        estimate = "PPL = {perplexity:.4f} +/- {error:.5f}".format(**task.summary(m.records))
         print(f"{m.cell.method} at {m.cell.length}: Final estimate: {estimate}")
     return status
 

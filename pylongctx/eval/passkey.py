@@ -198,17 +198,13 @@ def run_trial(llm: Llama, prompt: Prompt) -> Trial:
     seconds = time.perf_counter() - start
     text = llm.detokenize(output).decode("utf-8", "ignore")
     number = re.search(r"\d+", text)
+    asked = {name: getattr(prompt, name) for name in ("length", "haystack", "separator", "seed", "trial", "key")}
     return Trial(
+        **asked,
         model=Path(llm.model_path).name,
         method=str(llm.method or ""),
-        length=prompt.length,
         n_tokens=len(prompt.tokens) + len(prompt.answer),
-        haystack=prompt.haystack,
-        separator=prompt.separator,
-        seed=prompt.seed,
-        trial=prompt.trial,
         depth=round(prompt.depth, 4),
-        key=prompt.key,
         answer=text,
         strict=output == prompt.answer,
         regex=number is not None and number.group() == str(prompt.key),
