@@ -38,13 +38,7 @@ GROUPS = {
 
 
 def make_parser(command: str | None = None) -> Parser:
-    """Return the parser for all commands, or for one, so that only its module is imported.
-
-    Parameters
-    ----------
-    command : str or None
-        The command; None: all of them. Other commands are registered by name only.
-    """
+    """Return the parser for all commands, or for one, so that only its module is imported; others have a name only."""
     listed = command_list({title: [(name, COMMANDS[name][1]) for name in names] for title, names in GROUPS.items()})
     epilog = f"{listed}\npylongctx COMMAND --help shows the options of a command."
     parser = Parser(prog=PROGRAM, description="Training-free long context for GGUF models.", epilog=epilog)

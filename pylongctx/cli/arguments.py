@@ -34,17 +34,9 @@ class FromEnvironment(str):
 class Options:
     """Adds options to a parser, or to a titled group of its help.
 
-    An option that is not given is None, so that defaults stay where they are defined. ``environment`` of the parsed
-    arguments maps option names to the variables in use, and ``variables`` has the names of all that are read.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        The parser that receives the options.
-    title : str or None
-        The group in the help.
-    environment : bool
-        Whether environment variables are read.
+    An option that is not given is None, so that defaults stay where they are defined. ``env`` is an option's variable,
+    True for the one that llama.cpp names after the first long name; without ``environment`` none is read. Of the parsed
+    arguments, ``environment`` maps option names to the variables in use, and ``variables`` has all names that are read.
     """
 
     def __init__(self, parser: argparse.ArgumentParser, title: str | None = None, environment: bool = True) -> None:
@@ -60,18 +52,26 @@ class Options:
         help: str,
         parse: Callable[[str], Any] = lambda text: text,
         metavar: str = "N",
-        env: str | None = None,
+        env: str | bool | None = None,
         optional: bool = False,
     ) -> None:
         """Add an option with one value; if ``optional``, an omitted value is the empty string."""
+        env = _variable(names, env)
         value = self._read(env)
         more: dict[str, Any] = {"nargs": "?", "const": ""} if optional else {}
         self._add(names, value, type=reported(parse), metavar=metavar, help=self._help(help, env), **more)
 
     def switch(
-        self, *names: str, off: Sequence[str] = (), help: str, env: str | None = None, dest: str | None = None
+        self,
+        *names: str,
+        off: Sequence[str] | bool = (),
+        help: str,
+        env: str | bool | None = None,
+        dest: str | None = None,
     ) -> None:
-        """Add a switch and the names that turn it off; LLAMA_ARG_NO_X turns it off too."""
+        """Add a switch and the names that turn it off, True for --no-X; LLAMA_ARG_NO_X turns it off too."""
+        env = _variable(names, env)
+        off = [f"--no-{_long_name(names)}"] if off is True else off or ()
         value = self._read(env and env.replace(PREFIX, PREFIX + "NO_"), "0") or self._read(env)
         more = {"dest": dest} if dest else {}
         self._add((*names, *off), value, type=reported(switched), nargs=0, on=names, help=self._help(help, env), **more)
@@ -116,6 +116,17 @@ class Options:
 
     def _help(self, help: str, env: str | None) -> str:
         return f"{help} [{env}]" if env and self._environment else help
+
+
+def _variable(names: Sequence[str], env: str | bool | None) -> str | None:
+    """Return the variable of an option; for True, the one that llama.cpp names after the first long name."""
+    if env is not True:
+        return env or None
+    return PREFIX + _long_name(names).upper().replace("-", "_")
+
+
+def _long_name(names: Sequence[str]) -> str:
+    return next(name for name in names if name.startswith("--")).removeprefix("--")
 
 
 class _Store(argparse.Action):
@@ -201,13 +212,7 @@ def number(text: str) -> float:
 
 
 def int_list(text: str, lowest: int = 0) -> list[int]:
-    """Return the numbers of ``"1,2"``, ``"first-last"``, ``"first-last+step"`` or ``"first-last*factor"``.
-
-    Raises
-    ------
-    ValueError
-        When the text has another form, a number is below ``lowest``, or a range is empty or never ends.
-    """
+    """Return the numbers of ``"1,2"``, ``"first-last"``, ``"first-last+step"`` or ``"first-last*factor"``."""
     numbers = [n for part in text.split(",") for n in _range(part)]
     if too_low := [n for n in numbers if n < lowest]:
         raise ValueError(f"{too_low[0]} is below {lowest}")
@@ -240,9 +245,9 @@ def on_off_auto(text: str) -> bool | None:
     """Return True, False, or None for auto."""
     if text in ("auto", "-1"):
         return None
-    if text in TRUE or text in FALSE:
-        return text in TRUE
-    raise ValueError(f"{str(text)!r} is not on, off or auto")
+    if text not in TRUE + FALSE:
+        raise ValueError(f"{str(text)!r} is not on, off or auto")
+    return text in TRUE
 
 
 def one_of(words: Sequence[str]) -> Callable[[str], str]:

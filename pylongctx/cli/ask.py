@@ -79,18 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def split(words: Sequence[str]) -> tuple[list[str], str]:
-    """Return the files and the question, which is the last word.
-
-    Raises
-    ------
-    ValueError
-        When there is no question, or nothing to ask about.
-
-    Examples
-    --------
-    >>> split(["a.txt", "b/", "Who is the thief?"])
-    (['a.txt', 'b/'], 'Who is the thief?')
-    """
+    """Return the files and the question, which is the last word."""
     *names, question = words
     if Path(question).exists() and " " not in question:
         raise ValueError(f"the last word must be the question, and {question} is a file: pylongctx ask FILE QUESTION")

@@ -30,6 +30,11 @@ DEFAULTS: dict[str, list[Any]] = {
     "n_gpu_layers": [-1],
     "load_mode": ["auto"],
 }
+# the settings of a case in the order of the tests: the last one changes fastest
+SETTINGS = (
+    *("model_filename", "n_gpu_layers", "n_batch", "n_ubatch", "type_k", "type_v"),
+    *("n_threads", "n_depth", "load_mode"),
+)
 EPILOG = """Several values: 1,2 or a repeated option; numbers also first-last, first-last+step and first-last*factor.
 KV: bytes held after the test. peak RSS: of the test's process, after its first repetition. TTFT: from an empty context
 to the first logits after depth and prompt."""
@@ -63,8 +68,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_tests(parser: argparse.ArgumentParser) -> None:
-    def add(*names: str, parse: Callable[[str], list[Any]], help: str, metavar: str = "N") -> None:
-        parser.add_argument(*names, action="extend", type=reported(parse), help=help, metavar=metavar)
+    def add(*names: str, parse: Callable[[str], list[Any]], help: str, metavar: str = "N", **more: Any) -> None:
+        parser.add_argument(*names, action="extend", type=reported(parse), help=help, metavar=metavar, **more)
 
     def words(text: str) -> list[str]:
         return text.split(",")
@@ -74,31 +79,17 @@ def _add_tests(parser: argparse.ArgumentParser) -> None:
     add("-n", "--n-gen", parse=int_list, help="tokens to generate (128)")
     add("-pg", parse=lambda text: [pair(text)], metavar="N,N", help="prompt tokens, then tokens to generate")
     add("-d", "--n-depth", parse=int_list, help="tokens in the context before the test (0)")
-    add("-b", "--batch-size", parse=int_list, help="tokens per batch (2048)")
-    add("-ub", "--ubatch-size", parse=int_list, help="tokens per graph (512)")
-    add("-ctk", "--cache-type-k", parse=words, metavar="TYPE", help="type of K in the cache (f16)")
-    add("-ctv", "--cache-type-v", parse=words, metavar="TYPE", help="type of V in the cache (f16)")
+    add("-b", "--batch-size", dest="n_batch", parse=int_list, help="tokens per batch (2048)")
+    add("-ub", "--ubatch-size", dest="n_ubatch", parse=int_list, help="tokens per graph (512)")
+    add("-ctk", "--cache-type-k", dest="type_k", parse=words, metavar="TYPE", help="type of K in the cache (f16)")
+    add("-ctv", "--cache-type-v", dest="type_v", parse=words, metavar="TYPE", help="type of V in the cache (f16)")
     add("-t", "--threads", parse=int_list, help="threads (all cores)")
-    add(
-        "-ngl",
-        "--n-gpu-layers",
-        parse=lambda text: int_list(text, -1),
-        help="layers on the GPU (all, if there is one)",
-    )
-    add(
-        "-fa",
-        "--flash-attn",
-        parse=words,
-        metavar="0|1|auto",
-        help="flash attention of llama.cpp, with --vs-stock (0,1)",
-    )
-    add(
-        "-lm",
-        "--load-mode",
-        parse=_load_modes,
-        metavar="MODE",
-        help=f"how to load the weights: {', '.join(LOAD_MODES)} (auto)",
-    )
+    help = "layers on the GPU (all, if there is one)"
+    add("-ngl", "--n-gpu-layers", parse=lambda text: int_list(text, -1), help=help)
+    help = "flash attention of llama.cpp, with --vs-stock (0,1)"
+    add("-fa", "--flash-attn", parse=words, metavar="0|1|auto", help=help)
+    help = f"how to load the weights: {', '.join(LOAD_MODES)} (auto)"
+    add("-lm", "--load-mode", parse=_load_modes, metavar="MODE", help=help)
     add_methods(parser, "may be repeated (LCTX_METHOD, or full)")
 
 
@@ -175,21 +166,15 @@ def _flash_attention(args: argparse.Namespace) -> list[int]:
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
-    given: dict[str, list[Any] | None] = {
+    given = vars(args) | {
         "model_filename": [model_file(fetched(name)) for name in args.model or [str(embedded_model())]],
         "n_gpu_layers": _gpu_layers(args.n_gpu_layers),
-        "n_batch": args.batch_size,
-        "n_ubatch": args.ubatch_size,
-        "type_k": args.cache_type_k,
-        "type_v": args.cache_type_v,
         "n_threads": args.threads or [physical_cores()],
-        "n_depth": args.n_depth,
-        "load_mode": args.load_mode,
     }
     tests = wanted(args.n_prompt or DEFAULTS["n_prompt"], args.n_gen or DEFAULTS["n_gen"], args.pg or [])
     if not tests:
         raise ValueError("there is no test to run: every -p, -n and -pg is 0")
-    return cases(tests, **{name: values or DEFAULTS[name] for name, values in given.items()})
+    return cases(tests, **{name: given[name] or DEFAULTS[name] for name in SETTINGS})
 
 
 def _gpu_layers(given: list[int] | None) -> list[int]:
@@ -203,14 +188,8 @@ def _gpu_layers(given: list[int] | None) -> list[int]:
 
 
 def _printers(args: argparse.Namespace) -> list[Printer]:
-    options = {
-        "n_batch": args.batch_size,
-        "n_ubatch": args.ubatch_size,
-        "type_k": args.cache_type_k,
-        "type_v": args.cache_type_v,
-        "load_mode": args.load_mode,
-    }
-    columns = [name for name, values in options.items() if values and values != DEFAULTS[name]]
+    options = ("n_batch", "n_ubatch", "type_k", "type_v", "load_mode")
+    columns = [name for name in options if getattr(args, name) not in (None, DEFAULTS[name])]
     columns += ["flash_attn"] if args.vs_stock or args.vs else []
     columns += ["n_gpu_layers"] if any(_gpu_layers(args.n_gpu_layers)) else ["n_threads"]
     wanted = ((sys.stdout, args.output), (sys.stderr, args.output_err))

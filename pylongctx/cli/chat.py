@@ -82,13 +82,8 @@ def add_parser(commands: Any) -> None:
     options.add("-sysf", "--system-prompt-file", parse=file_text, metavar="FILE", help="system prompt, from a file")
     options.switch("-st", "--single-turn", help="exit after the first answer")
     options.switch("--continue", help="continue the most recent conversation", dest="continues")
-    off = ("--no-autosave",)
-    options.switch(
-        "--autosave", off=off, help="save the conversation for --continue after each answer (on)", dest="autosave"
-    )
-    help = "print speed and memory after each answer (on)"
-    off = ("--no-show-timings",)
-    options.switch("--show-timings", off=off, env="LLAMA_ARG_SHOW_TIMINGS", help=help, dest="show_timings")
+    options.switch("--autosave", off=True, help="save the conversation for --continue after each answer (on)")
+    options.switch("--show-timings", off=True, env=True, help="print speed and memory after each answer (on)")
     options.add("-co", "--color", parse=on_off_auto, metavar="on|off|auto", help="dim reasoning and notes (auto)")
     add_answer_options(parser)
     add_llama_options(parser)
@@ -134,7 +129,7 @@ class ChatLoop:
             if Path(llm.model_path) == Path(embedded_model()):
                 self.output.note(TOY)
             if self.args.continues:
-                self.history("")
+                self._history("")
         try:
             for message in self._all(messages):
                 self._take(message, messages.interactive)
@@ -205,9 +200,9 @@ class ChatLoop:
             )
         if self.args.show_timings is not False:
             self.output.note(f"{turn}; {self.conversation.used}")
-        self._save()
+        self._autosave()
 
-    def _save(self) -> None:
+    def _autosave(self) -> None:
         """Save the conversation for --continue; a failure is reported once."""
         if self.args.autosave is False or not self._interactive:
             return
@@ -221,21 +216,23 @@ class ChatLoop:
 
     def _commands(self) -> tuple[Command, ...]:
         return (
-            Command("/regen", "answer the last message again", self.regen),
-            Command("/undo", "remove the last message and its answer", self.undo),
-            Command("/clear", "remove all messages except the system prompt", self.clear),
-            Command("/system [TEXT]", "show or replace the system prompt", self.system),
-            Command("/set [NAME VALUE]", "show or change the sampling settings", self.set),
-            Command("/history", "show the messages", self.history),
-            Command("/read FILE", "put the text of a file before the next message", self.read),
-            Command("/glob PATTERN", "/read for all matching files; ** matches any folders", self.glob),
-            Command("/drop", "remove the files added for the next message", self.drop),
-            Command("/save FILE", "save the conversation and its KV cache", self.save),
-            Command("/load FILE", "continue a conversation saved with /save", self.load),
-            Command("/method [SPEC]", "show the method, or prefill the conversation with another one", self.method),
-            Command("/compress PERCENT", "keep a part of the KV cache of all messages (--method kvzip)", self.compress),
-            Command("/stats", "show memory use", self.stats),
-            Command("/help", "show this list, like /?", self.help),
+            Command("/regen", "answer the last message again", self._regen),
+            Command("/undo", "remove the last message and its answer", self._undo),
+            Command("/clear", "remove all messages except the system prompt", self._clear),
+            Command("/system [TEXT]", "show or replace the system prompt", self._system),
+            Command("/set [NAME VALUE]", "show or change the sampling settings", self._set),
+            Command("/history", "show the messages", self._history),
+            Command("/read FILE", "put the text of a file before the next message", self._read),
+            Command("/glob PATTERN", "/read for all matching files; ** matches any folders", self._glob),
+            Command("/drop", "remove the files added for the next message", self._drop),
+            Command("/save FILE", "save the conversation and its KV cache", self._save),
+            Command("/load FILE", "continue a conversation saved with /save", self._load),
+            Command("/method [SPEC]", "show the method, or prefill the conversation with another one", self._method),
+            Command(
+                "/compress PERCENT", "keep a part of the KV cache of all messages (--method kvzip)", self._compress
+            ),
+            Command("/stats", "show memory use", self._stats),
+            Command("/help", "show this list, like /?", self._help),
         )
 
     def run_command(self, name: str, rest: str) -> None:
@@ -247,29 +244,24 @@ class ChatLoop:
 
     # ---- the conversation ----
 
-    def regen(self, rest: str) -> None:
-        """Answer the last message again."""
+    def _regen(self, rest: str) -> None:
         self.show(self.conversation.ask_again(self.stop))
 
-    def undo(self, rest: str) -> None:
-        """Remove the last turn."""
+    def _undo(self, rest: str) -> None:
         self.conversation.undo()
         self.output.note(f"the last turn is removed; {len(self.conversation.messages)} messages are left")
 
-    def clear(self, rest: str) -> None:
-        """Remove all messages except the system prompt."""
+    def _clear(self, rest: str) -> None:
         self.conversation.clear()
         self.files.clear()
         self.output.note("cleared")
 
-    def system(self, text: str) -> None:
-        """Show or replace the system prompt."""
+    def _system(self, text: str) -> None:
         if text:
             self.conversation.set_system(text)
         self.output.note(self.conversation.system or "there is no system prompt")
 
-    def set(self, rest: str) -> None:
-        """Show or change the sampling settings."""
+    def _set(self, rest: str) -> None:
         words = rest.split()
         if not words:
             given = {name: self.conversation.arguments.get(name) for name in SETTINGS}
@@ -288,50 +280,44 @@ class ChatLoop:
                 raise ValueError(f"{name} must be a number, not {value!r}") from None
         self.output.note(f"{name} {value}")
 
-    def history(self, rest: str) -> None:
-        """Show the messages."""
+    def _history(self, rest: str) -> None:
         for message in self.conversation.messages:
             self.output.note(f"{message['role']}: {message['content']}")
         if not self.conversation.messages:
             self.output.note("there are no messages")
 
-    def save(self, path: str) -> None:
-        """Write the conversation."""
+    def _save(self, path: str) -> None:
         file = _path(path, "/save FILE")
         self.conversation.save(file)
         self.output.note(f"saved: {self.conversation.llm.n_tokens} tokens, {bytes_text(file.stat().st_size)}")
 
-    def load(self, path: str) -> None:
-        """Continue another conversation."""
+    def _load(self, path: str) -> None:
         conversation = self.conversation
         conversation.load(_path(path, "/load FILE"))
-        self.history("")
+        self._history("")
         self.output.note(f"loaded: {len(conversation.messages)} messages; {conversation.used}")
 
     # ---- files ----
 
-    def read(self, path: str) -> None:
-        """Add a file to the next message."""
-        self._read([str(_path(path, "/read FILE"))])
+    def _read(self, path: str) -> None:
+        self._add_files([str(_path(path, "/read FILE"))])
 
-    def glob(self, pattern: str) -> None:
-        """Add all matching files to the next message."""
+    def _glob(self, pattern: str) -> None:
         found = glob.glob(str(_path(pattern, "/glob PATTERN")), recursive=True)
         files = sorted(name for name in found if Path(name).is_file())
         if not files:
             raise ValueError(f"no file matches {pattern!r}")
         if len(files) > MAX_FILES:
             raise ValueError(f"{len(files)} files match {pattern!r}, more than {MAX_FILES}: use a narrower pattern")
-        self._read(files)
+        self._add_files(files)
 
-    def drop(self, rest: str) -> None:
-        """Remove the files added for the next message."""
+    def _drop(self, rest: str) -> None:
         if not self.files:
             raise ValueError("there are no files to drop: /read and /glob add them to the next message")
         self.output.note(f"dropped: {', '.join(name for name, _ in self.files)}")
         self.files.clear()
 
-    def _read(self, names: list[str]) -> None:
+    def _add_files(self, names: list[str]) -> None:
         texts = [(name, self._file(name)) for name in names]  # all or none
         self.files += texts
         conversation = self.conversation
@@ -350,8 +336,7 @@ class ChatLoop:
 
     # ---- the model ----
 
-    def stats(self, rest: str) -> None:
-        """Show memory use."""
+    def _stats(self, rest: str) -> None:
         llm = self.conversation.llm
         self.output.note(f"{llm.model_path}\n{name_of(llm.method)}")
         self.output.note(f"{len(self.conversation.messages)} messages; {self.conversation.used}")
@@ -365,8 +350,7 @@ class ChatLoop:
             if usage.rest_bytes:
                 self.output.note(f"windows, recurrent states and their checkpoints: {bytes_text(usage.rest_bytes)}")
 
-    def method(self, spec: str) -> None:
-        """Show the method, or reopen the context with another one and prefill the conversation."""
+    def _method(self, spec: str) -> None:
         if not spec:
             self.output.note(name_of(self.conversation.llm.method))
             return
@@ -380,8 +364,7 @@ class ChatLoop:
             raise
         self.output.note(f"{name_of(self.conversation.llm.method)}; {self.conversation.used}")
 
-    def compress(self, percent: str) -> None:
-        """Evict most KV entries of the conversation so far, and report what that changed."""
+    def _compress(self, percent: str) -> None:
         from pylongctx.engine.compress import compression_prefills
 
         conversation, ratio = self.conversation, _share(percent)
@@ -408,16 +391,11 @@ class ChatLoop:
         self.conversation.llm.close()
         self.conversation.switch(open_llama(self.args, self.meter))
 
-    def help(self, rest: str) -> None:
-        """Show all commands."""
-        self.output.note(self.help_text)
-
-    @property
-    def help_text(self) -> str:
-        """All commands, and how to type messages."""
+    def _help(self, rest: str) -> None:
         width = max(len(one.usage) for one in self.table.values())
         lines = [f"{one.usage:{width}}  {one.help}" for one in self.table.values()]
-        return "\n".join([*lines, f"{'/bye':{width}}  exit, like /exit, Ctrl-D and pressing Ctrl-C twice", *TYPING])
+        lines += [f"{'/bye':{width}}  exit, like /exit, Ctrl-D and pressing Ctrl-C twice", *TYPING]
+        self.output.note("\n".join(lines))
 
 
 TYPING = (

@@ -57,13 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def script(parser: Parser, shell: str) -> str:
-    """Return the completion script of a shell.
-
-    Raises
-    ------
-    ImportError
-        When shtab is not installed.
-    """
+    """Return the completion script of a shell."""
     try:
         import shtab
     except ImportError as reason:

@@ -67,14 +67,9 @@ class Stop:
 
 
 class Meter:
-    """A progress bar on stderr during the prefill of a long prompt; a ``progress_callback`` for Llama.
+    """A progress bar during the prefill of a long prompt, on a terminal; a ``progress_callback`` for Llama.
 
-    Parameters
-    ----------
-    console : rich.console.Console
-        Where the bar is drawn; nothing is shown unless it is a terminal.
-    stop : callable
-        Called after every step; if it returns true, KeyboardInterrupt ends the prefill.
+    ``stop`` is called after every step; if it returns true, KeyboardInterrupt ends the prefill.
     """
 
     def __init__(self, console: Console, stop: Stop | None = None) -> None:
@@ -115,13 +110,7 @@ class _Speed(ProgressColumn):
 
 
 class Output:
-    """Answers on stdout, everything else on stderr.
-
-    Parameters
-    ----------
-    color : bool or None
-        Whether reasoning and notes are dimmed; None: on terminals that support it.
-    """
+    """Answers on stdout, all else on stderr; ``color`` dims reasoning and notes, None where that is supported."""
 
     def __init__(self, color: bool | None) -> None:
         system: Any = "auto" if color is None else None
@@ -153,12 +142,7 @@ class Output:
 class Messages:
     """The typed messages: one line each, or several joined by a trailing backslash or between triple quotes.
 
-    Parameters
-    ----------
-    output : Output
-        Receives notes about bytes that are not UTF-8, and about how to exit.
-    words : sequence of str
-        Completions for Tab at the beginning of a line; after a space it completes paths.
+    Tab completes ``words`` at the beginning of a line, and paths after a space.
     """
 
     def __init__(self, output: Output, words: Sequence[str] = ()) -> None:
@@ -247,20 +231,9 @@ CODE_MARK = "```"  # delimits code, which is not wrapped
 
 
 class Wrapper:
-    """Inserts line breaks before words that do not fit.
+    """Inserts line breaks before words that do not fit into the ``width()`` of the terminal.
 
     A word is held back until it is complete. Code between fences stays as it is.
-
-    Parameters
-    ----------
-    width : callable
-        Returns the number of columns of the terminal.
-
-    Examples
-    --------
-    >>> wrapper = Wrapper(lambda: 10)
-    >>> wrapper.feed("one two thr") + wrapper.feed("ee four") + wrapper.flush()
-    'one two\\nthree four'
     """
 
     def __init__(self, width: Callable[[], int]) -> None:
@@ -351,13 +324,7 @@ def unechoed() -> Iterator[None]:
 
 
 def completions(line: str, words: Sequence[str]) -> list[str]:
-    """Return the completions of a line: a word, or after the first space a path.
-
-    Examples
-    --------
-    >>> completions("/re", ["/read", "/regen", "/save"])
-    ['/read ', '/regen ']
-    """
+    """Return the completions of a line: a word, or after the first space a path."""
     command, space, path = line.partition(" ")
     if not space:
         return [f"{word} " for word in words if line and word.startswith(line)]
@@ -380,15 +347,6 @@ def show_table(table: Table, console: Console | None = None) -> None:
     """Print a table with title and caption on separate lines.
 
     In a pipe it is as wide as needed. In a terminal that is too narrow for its words, each cell gets its own line.
-
-    Examples
-    --------
-    >>> table = Table("model", "size", title="models", box=None)
-    >>> table.add_row("smollm2-135m", "93.81 MiB")
-    >>> show_table(table, Console(width=12, force_terminal=False))
-    models
-     model         size
-     smollm2-135m  93.81 MiB
     """
     console = console or Console()
     title, caption, table.title, table.caption = table.title, table.caption, None, None

@@ -26,30 +26,16 @@ KINDS = ("reasoning_content", "content")
 
 @dataclass
 class Turn:
-    """The cost of an answer.
+    """The cost of an answer."""
 
-    Attributes
-    ----------
-    n_prompt, n_answer : int
-        Tokens evaluated before the answer, and tokens of the answer.
-    prompt_seconds, answer_seconds : float
-        Time for each.
-    n_turn, n_gone : int
-        Turns left out of the prompt because they did not fit, and their tokens.
-    reason : str or None
-        Why the answer ended: stop, length, or None for Ctrl-C and errors.
-    looped : bool
-        Whether it was stopped because it repeated itself.
-    """
-
-    n_prompt: int = 0
+    n_prompt: int = 0  # tokens evaluated before the answer
     n_answer: int = 0
     prompt_seconds: float = 0.0
     answer_seconds: float = 0.0
-    n_turn: int = 0
-    n_gone: int = 0
-    reason: str | None = None
-    looped: bool = False
+    n_turn: int = 0  # turns left out of the prompt because they did not fit
+    n_gone: int = 0  # their tokens
+    reason: str | None = None  # why the answer ended: stop, length, or None for Ctrl-C and errors
+    looped: bool = False  # it was stopped because it repeated itself
 
     def count(self, usage: Mapping[str, Any]) -> None:
         """Copy the fields of the answer's usage."""
@@ -81,18 +67,7 @@ class Conversation:
     """Messages and the model that answers them.
 
     After an interruption the messages are those that were answered, partly or fully, and the next prompt
-    continues from their cached prefix.
-
-    Parameters
-    ----------
-    llm : Llama
-        The model; ``switch`` closes it.
-    system : str or None
-        The system prompt.
-    arguments : dict
-        Keyword arguments of create_chat_completion.
-    stops_loops : bool
-        Whether an answer that repeats itself is stopped.
+    continues from their cached prefix. ``arguments`` are those of create_chat_completion.
     """
 
     def __init__(self, llm: "Llama", system: str | None, arguments: dict[str, Any], stops_loops: bool = True) -> None:
@@ -209,13 +184,7 @@ class Conversation:
         replace(state, identity={**state.identity, MESSAGES: self.messages}).save(path)
 
     def load(self, path: Path) -> None:
-        """Continue what ``save`` wrote.
-
-        Raises
-        ------
-        ValueError
-            When another model, method or setting wrote it, or it does not fit; then nothing changes.
-        """
+        """Continue what ``save`` wrote; where that cannot be, nothing changes."""
         from pylongctx.engine.identity import difference
         from pylongctx.engine.saved_state import LlamaState
 
@@ -245,13 +214,7 @@ class Conversation:
                 raise
 
     def read(self) -> None:
-        """Evaluate the messages after their cached prefix.
-
-        Raises
-        ------
-        ContextFull
-            When they do not fit; then nothing changes.
-        """
+        """Evaluate the messages after their cached prefix; when they do not fit, nothing changes."""
         self.llm.prefill(self.tokens())
 
     def tokens(self) -> list[int]:
@@ -286,13 +249,7 @@ Messages = list[dict[str, Any]]
 
 
 class Autosave:
-    """The file of one conversation.
-
-    Parameters
-    ----------
-    path : Path or None
-        The file of a conversation to continue; None: a new one.
-    """
+    """The file of one conversation: of one to continue, or a new one."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -312,13 +269,7 @@ class Autosave:
 
 
 def latest() -> tuple[Path, Messages]:
-    """Return the file of the most recent conversation, and its messages.
-
-    Raises
-    ------
-    ValueError
-        When there is none, or it cannot be read.
-    """
+    """Return the file of the most recent conversation, and its messages."""
     found = sorted((cache_folder() / FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise ValueError("there is no conversation to continue: chat saves one after its first answer")
@@ -341,13 +292,6 @@ def is_loop(tokens: Sequence[int]) -> bool:
     """Return True if an answer ends in a loop: one piece of tokens, repeated.
 
     The piece has at most 128 tokens and is repeated at least four times, over at least 64 tokens.
-
-    Examples
-    --------
-    >>> is_loop([5, 6, 7] * 22)
-    True
-    >>> is_loop(list(range(66)))
-    False
     """
     n = len(tokens)
     for period in range(1, MAX_PERIOD + 1):

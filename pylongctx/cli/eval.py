@@ -18,6 +18,7 @@ from pylongctx.cli.eval_cells import (
     add_seed,
     add_standard_options,
     evaluate,
+    fields_of,
     float_list,
     int_list,
     length_table,
@@ -53,6 +54,7 @@ def _add_task(parser: Parser, name: str, entry: TaskEntry) -> None:
         return
     about, add_options, run = OWN_OPTIONS[name]
     parser.description = f"``pylongctx eval {name}``: {about}"
+    add_model_options(parser)
     add_options(parser)
     parser.set_defaults(run=run)
 
@@ -60,18 +62,12 @@ def _add_task(parser: Parser, name: str, entry: TaskEntry) -> None:
 # ---- tasks that have options of their own ----
 
 
-def add_passkey_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add_model_options(parser)
+def _add_passkey(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
     add = parser.add_argument
     add_limit(parser, 20, "trials per method and length")
-    add(
-        "--style",
-        choices=("fill", "landmark", "selfextend", "llama.cpp"),
-        default="fill",
-        help="prompts that fill the length (fill), or those of a paper or program",
-    )
+    help = "prompts that fill the length (fill), or those of a paper or program"
+    add("--style", choices=("fill", "landmark", "selfextend", "llama.cpp"), default="fill", help=help)
     add("--digits", type=int_list, metavar="N,N", help="digits of the key (5; 1 to 50000 with landmark and llama.cpp)")
     add("--depths", type=float_list, default=(), metavar="X,X", help="depths of the key, 0 to 1 (random)")
     add("--junk", type=int, metavar="N", help="lines of haystack, with selfextend and llama.cpp (as many as fit)")
@@ -79,32 +75,24 @@ def add_passkey_options(parser: argparse.ArgumentParser) -> None:
     add_prompt_options(parser)
 
 
-def run_passkey(args: argparse.Namespace) -> int:
+def _run_passkey(args: argparse.Namespace) -> int:
     """Run all trials, show a progress bar, write the JSON lines, print the table."""
     from pylongctx.eval.passkey import Passkey
 
     fields = {"haystack": args.haystack, "separator": args.separator, "junk": args.junk, "position": args.pos}
     tasks = [Passkey(args.style, args.limit, n, args.depths, **fields) for n in args.digits or [None]]
     measured = evaluate(args, tasks, args.lengths, args.seed)
-    title = f"pass key found, {Path(measured[0].cell.model).name}"
-    return show(measured, length_table(measured, title, "strict: the answer begins with the key"))
+    return show(measured, length_table(measured, "pass key found", "strict: the answer begins with the key"))
 
 
 # ---- needle ----
 
 
-def add_needle_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add_model_options(parser)
+def _add_needle(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, lengths="")
     add = parser.add_argument
-    add(
-        "--lengths",
-        "--context-lengths",
-        type=int_list,
-        metavar="N,N",
-        help="lengths in tokens, instead of the next three options",
-    )
+    help = "lengths in tokens, instead of the next three options"
+    add("--lengths", "--context-lengths", type=int_list, metavar="N,N", help=help)
     add("--context-lengths-min", type=int, default=1000, metavar="N", help="(1000)")
     add("--context-lengths-max", type=int, default=16000, metavar="N", help="(16000)")
     add("--context-lengths-num-intervals", type=int, default=5, metavar="N", help="how many (5; the original: 35)")
@@ -113,53 +101,32 @@ def add_needle_options(parser: argparse.ArgumentParser) -> None:
     add("--document-depth-percent-max", type=float, default=100, metavar="X", help="(100)")
     add("--document-depth-percent-intervals", type=int, default=5, metavar="N", help="how many (5; the original: 35)")
     add("--document-depth-percent-interval-type", choices=("linear", "sigmoid"), default="linear", help="(linear)")
-    add(
-        "--final-context-length-buffer",
-        type=int,
-        default=200,
-        metavar="N",
-        help="tokens reserved for question and answer (200)",
-    )
+    help = "tokens reserved for question and answer (200)"
+    add("--final-context-length-buffer", type=int, default=200, metavar="N", help=help)
     add("--decoys", type=int, default=0, metavar="N", help="similar sentences with other answers (0)")
     add("--needle", metavar="TEXT", help="the sentence; {key} stands for five digits")
     add("--retrieval-question", metavar="TEXT")
     add("--expected", metavar="TEXT", help="the right answer")
     add("--passkey", action="store_true", help="hide a pass key instead, as in LongHeads' figure 7")
-    add(
-        "--haystack",
-        "--haystack-dir",
-        default="synthetic",
-        metavar="FILE",
-        help="'synthetic', a text, or a folder of texts (synthetic)",
-    )
-    add(
-        "--scorer",
-        choices=("overlap", "match", "exact", "rouge"),
-        help="scoring of answers (overlap; match with --passkey)",
-    )
+    help = "'synthetic', a text, or a folder of texts (synthetic)"
+    add("--haystack", "--haystack-dir", default="synthetic", metavar="FILE", help=help)
+    help = "scoring of answers (overlap; match with --passkey)"
+    add("--scorer", choices=("overlap", "match", "exact", "rouge"), help=help)
     add("-n", "--predict", type=int, default=48, metavar="N", help="tokens of the answer (48)")
     add_limit(parser, 1, "samples per length and depth")
     add_seed(parser, what="seed of haystack and keys")
 
 
-def run_needle(args: argparse.Namespace) -> int:
+def _run_needle(args: argparse.Namespace) -> int:
     """Run the grid and print one table per method."""
     from pylongctx.eval.needle import PASSKEY, Needle, context_lengths, depth_grid
 
-    lengths = args.lengths or context_lengths(
-        args.context_lengths_min, args.context_lengths_max, args.context_lengths_num_intervals
-    )
-    depths = args.document_depth_percents or depth_grid(
-        args.document_depth_percent_min,
-        args.document_depth_percent_max,
-        args.document_depth_percent_intervals,
-        args.document_depth_percent_interval_type,
-    )
-    names = ("needle", "retrieval_question", "expected", "scorer")
-    texts = {name: value for name in names if (value := getattr(args, name)) is not None}
-    fields = {"haystack": args.haystack, "final_context_length_buffer": args.final_context_length_buffer}
-    fields |= {"max_tokens": args.predict, "tests": args.limit, "decoys": args.decoys}
-    task = Needle(tuple(depths), **((PASSKEY if args.passkey else {}) | texts | fields))
+    spread = (args.context_lengths_min, args.context_lengths_max, args.context_lengths_num_intervals)
+    lengths = args.lengths or context_lengths(*spread)
+    percents = (args.document_depth_percent_min, args.document_depth_percent_max, args.document_depth_percent_intervals)
+    depths = args.document_depth_percents or depth_grid(*percents, args.document_depth_percent_interval_type)
+    names = ("needle", "retrieval_question", "expected", "scorer", "haystack", "final_context_length_buffer", "decoys")
+    task = Needle(tuple(depths), **((PASSKEY if args.passkey else {}) | fields_of(args, *names)))
     measured = evaluate(args, [task], lengths, args.seed)
     methods = dict.fromkeys(m.cell.method for m in measured)
     return show(measured, *(_grid([m for m in measured if m.cell.method == method]) for method in methods))
@@ -190,9 +157,7 @@ def _colored(score: float) -> str:
 ASKED = ("number", "literal", "paraphrase")
 
 
-def add_recall_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add_model_options(parser)
+def _add_recall(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, chat=False)
     add = parser.add_argument
     add("--asked", choices=ASKED, action="append", help="kind of question; may be repeated (number)")
@@ -201,37 +166,24 @@ def add_recall_options(parser: argparse.ArgumentParser) -> None:
     add("--haystack", default="synthetic", metavar="FILE", help="'synthetic', a text, or a folder of texts (synthetic)")
     add_limit(parser, 4, "texts per method and length")
     add("--fresh", type=int, default=0, metavar="N", help="questions per text also answered from an empty cache (0)")
-    add(
-        "--scored",
-        type=int,
-        default=0,
-        metavar="N",
-        help="tokens at the end of the text whose perplexity is reported (0)",
-    )
-    add(
-        "--compress",
-        type=float,
-        default=1.0,
-        metavar="RATIO",
-        help="fraction of the text's KV entries that kvzip keeps (1)",
-    )
+    help = "tokens at the end of the text whose perplexity is reported (0)"
+    add("--scored", type=int, default=0, metavar="N", help=help)
+    help = "fraction of the text's KV entries that kvzip keeps (1)"
+    add("--compress", type=float, default=1.0, metavar="RATIO", help=help)
     add_seed(parser, what="seed of haystack and facts")
 
 
-def run_recall(args: argparse.Namespace) -> int:
+def _run_recall(args: argparse.Namespace) -> int:
     """Run the texts and print the fraction of right answers by length, and how often a fresh prefill changes it."""
     from pylongctx.eval.recall import Recall
 
     names = ("questions", "decoys", "haystack", "fresh", "scored", "compress")
-    fields = {"tests": args.limit} | {name: getattr(args, name) for name in names}
+    fields = fields_of(args, *names)
     measured = evaluate(args, [Recall(asked, **fields) for asked in args.asked or ASKED[:1]], args.lengths, args.seed)
-    title = f"facts recalled, {Path(measured[0].cell.model).name}"
-    tables = [length_table(measured, title, "percent right")]
+    tables = [length_table(measured, "facts recalled", "percent right")]
     if args.scored:
         caption = f"the last {args.scored} tokens of each text"
-        tables.append(
-            length_table(measured, f"perplexity, {Path(measured[0].cell.model).name}", caption, _recall_perplexity)
-        )
+        tables.append(length_table(measured, "perplexity", caption, _recall_perplexity))
     status = show(measured, *tables)
     for m in measured if args.fresh else []:
         same = m.cell.task.summary(m.records)["same"]
@@ -250,21 +202,13 @@ def _recall_perplexity(measured: Measured) -> str:
 ESSAY = "essay"
 
 
-def add_ruler_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add_model_options(parser)
+def _add_ruler(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, lengths="4096")
     add = parser.add_argument
     add("--tasks", default="all", metavar="T,T", help="niah_single_1,vt,... (all whose data is available)")
     add_limit(parser, 20, "samples per task, method and length; RULER: 500")
-    add(
-        "--data",
-        action="append",
-        default=[],
-        type=_data,
-        metavar="NAME=FILE",
-        help="essay=TEXT|FOLDER|JSON, qa_1=SQUAD.json, qa_2=HOTPOTQA.json, cwe=WORDS.json; may be repeated",
-    )
+    help = "essay=TEXT|FOLDER|JSON, qa_1=SQUAD.json, qa_2=HOTPOTQA.json, cwe=WORDS.json; may be repeated"
+    add("--data", action="append", default=[], type=_data, metavar="NAME=FILE", help=help)
     add_seed(parser, 42, "RULER's")
 
 
@@ -275,7 +219,7 @@ def _data(text: str) -> tuple[str, str]:
     return name, file
 
 
-def run_ruler(args: argparse.Namespace) -> int:
+def _run_ruler(args: argparse.Namespace) -> int:
     """Run the tasks and print a table by length, with the mean of the tasks in the last row."""
     from pylongctx.eval.ruler import KINDS, NAMES, Ruler
 
@@ -292,8 +236,7 @@ def run_ruler(args: argparse.Namespace) -> int:
     measured = evaluate(args, [Ruler(name, args.limit, file(name)) for name in names], args.lengths, args.seed)
     labels = {m.cell.task.name for m in measured for r in m.records if r["label"] != "RULER"}
     caption = f"RULER-compatible, with other data: {', '.join(sorted(labels))}" if labels else "RULER's prompts"
-    title = f"RULER, {Path(measured[0].cell.model).name}"
-    table = length_table(measured, title, caption)
+    table = length_table(measured, "RULER", caption)
     if len(names) > 1:
         table.add_section()
         for method in dict.fromkeys(m.cell.method for m in measured):
@@ -309,9 +252,7 @@ def _mean(measured: list[Measured], method: str, length: int) -> str:
 # ---- longbench ----
 
 
-def add_longbench_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    add_model_options(parser)
+def _add_longbench(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, lengths="4096")
     add = parser.add_argument
     add("--data", required=True, metavar="DIR", help="folder with LongBench's .jsonl files")
@@ -321,7 +262,7 @@ def add_longbench_options(parser: argparse.ArgumentParser) -> None:
     add("--max-length", type=int, metavar="N", help="maximum tokens of a prompt (the length minus the answer)")
 
 
-def run_longbench(args: argparse.Namespace) -> int:
+def _run_longbench(args: argparse.Namespace) -> int:
     """Run the tasks and print a table by length, with -E one per range of text lengths."""
     from pylongctx.eval.longbench import BUCKETS, LongBench, tasks
 
@@ -331,7 +272,6 @@ def run_longbench(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.data} contains no file of LongBench{'-E' * args.e}, such as trec{'_e' * args.e}.jsonl")
     chosen = [LongBench(name, args.data, args.limit, args.e, args.max_length) for name in names]
     measured = evaluate(args, chosen, args.lengths)
-    title = f"LongBench{'-E' * args.e}, {Path(measured[0].cell.model).name}"
 
     def part(name: str) -> Any:
         def text(m: Measured) -> str:
@@ -342,6 +282,7 @@ def run_longbench(args: argparse.Namespace) -> int:
 
     parts = ["score", *(BUCKETS if args.e else ())]
     captions = ["all samples", *(f"texts of {name} words" for name in BUCKETS)]
+    title = f"LongBench{'-E' * args.e}"
     tables = (length_table(measured, title, caption, part(p)) for p, caption in zip(parts, captions, strict=False))
     return show(measured, *tables)
 
@@ -357,42 +298,23 @@ MODES = {
 N_POINTS = 16  # rows of the printed curve; the JSON lines have all
 
 
-def add_perplexity_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    modes = "; ".join(f"{name}: {what}" for name, what in MODES.items())
-    parser.epilog = modes
-    add_model_options(parser)
+def _add_perplexity(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "; ".join(f"{name}: {what}" for name, what in MODES.items())
     add_run_options(parser, lengths="", chat=False)
     add = parser.add_argument
     add("-f", "--file", action="append", required=True, metavar="FILE", help="plain text; may be repeated")
-    add(
-        "-c",
-        "--ctx-size",
-        "--lengths",
-        dest="lengths",
-        type=int_list,
-        default=[512],
-        metavar="N,N",
-        help="tokens (512)",
-    )
+    help = "tokens (512)"
+    add("-c", "--ctx-size", "--lengths", dest="lengths", type=int_list, default=[512], metavar="N,N", help=help)
     add("--mode", choices=MODES, help="see below (llama.cpp)")
-    add(
-        "--chunks",
-        type=int,
-        metavar="N",
-        help="maximum chunks, windows or passages of each text (all; incremental 1, last 4)",
-    )
-    add(
-        "--ppl-stride",
-        type=int,
-        metavar="N",
-        help="stride of windows, scored ends and curves (256); alone: --mode sliding",
-    )
+    help = "maximum chunks, windows or passages of each text (all; incremental 1, last 4)"
+    add("--chunks", type=int, metavar="N", help=help)
+    help = "stride of windows, scored ends and curves (256); alone: --mode sliding"
+    add("--ppl-stride", type=int, metavar="N", help=help)
     add("--kl-divergence", action="store_true", help="compare with another method, token by token")
     add("--base", default="full", metavar="M", help="the method to compare with, with an f16 cache (full)")
 
 
-def run_perplexity(args: argparse.Namespace) -> int:
+def _run_perplexity(args: argparse.Namespace) -> int:
     """Measure and print the table, llama-perplexity's last lines, and the curve."""
     if args.kl_divergence:
         return _divergence(args)
@@ -402,14 +324,12 @@ def run_perplexity(args: argparse.Namespace) -> int:
     stride = {} if args.ppl_stride is None else {"stride": args.ppl_stride}
     task = Perplexity(tuple(args.file), mode, args.chunks, **stride)
     measured = evaluate(args, [task], args.lengths)
-    title = f"perplexity of {_names(args)}, {Path(measured[0].cell.model).name}"
-    tables = [length_table(measured, title, MODES[mode])]
+    tables = [length_table(measured, f"perplexity of {_names(args)}", MODES[mode])]
     if mode == "incremental":
         tables += [_curves([m for m in measured if m.cell.length == n], task.stride) for n in args.lengths]
     status = show(measured, *tables)
     for m in measured:
-        found = task.summary(m.records)
-        estimate = f"PPL = {found['perplexity']:.4f} +/- {found['error']:.5f}"
+        estimate = "PPL = {perplexity:.4f} +/- {error:.5f}".format(**task.summary(m.records))
         print(f"{m.cell.method} at {m.cell.length}: Final estimate: {estimate}")
     return status
 
@@ -441,7 +361,7 @@ def _divergence(args: argparse.Namespace) -> int:
         raise ValueError("--kl-divergence is measured on llama.cpp's chunks: leave --mode and --ppl-stride out")
     task = Divergence(tuple(args.file), args.chunks, args.base)
     measured = evaluate(args, [task], args.lengths)
-    title = f"KL divergence from {args.base}, {_names(args)}, {Path(measured[0].cell.model).name}"
+    title = f"KL divergence from {args.base}, {_names(args)}"
     status = show(measured, length_table(measured, title, "nats per token"))
     for m in measured:
         print(f"\n====== {m.cell.method} at {m.cell.length} ======")
@@ -459,32 +379,20 @@ def _statistics(found: dict[str, float]) -> Iterator[str]:
 
 # the tasks with options of their own: the description, and the functions that add the options and run the task
 OWN_OPTIONS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
-    "passkey": (
-        "how often a hidden number is found, by method and length.",
-        add_passkey_options,
-        run_passkey,
-    ),
+    "passkey": ("how often a hidden number is found, by method and length.", _add_passkey, _run_passkey),
     "needle": (
         "find one sentence in a long text, by context length and depth.\n\n"
         "Options are named as in gkamradt's LLMTest_NeedleInAHaystack; answers are scored without a model.",
-        add_needle_options,
-        run_needle,
+        _add_needle,
+        _run_needle,
     ),
     "recall": (
         "facts hidden in a text that is prefilled once, and a question about each.\n\n"
         "Questions use the fact's own words, other words (as in NoLiMa), or ask among similar facts.",
-        add_recall_options,
-        run_recall,
+        _add_recall,
+        _run_recall,
     ),
-    "ruler": (
-        "RULER's retrieval, tracking, counting and question tasks, generated locally.",
-        add_ruler_options,
-        run_ruler,
-    ),
-    "longbench": ("LongBench's tasks, from its files.", add_longbench_options, run_longbench),
-    "perplexity": (
-        "how well a text is predicted, by method and length.",
-        add_perplexity_options,
-        run_perplexity,
-    ),
+    "ruler": ("RULER's retrieval, tracking, counting and question tasks, generated locally.", _add_ruler, _run_ruler),
+    "longbench": ("LongBench's tasks, from its files.", _add_longbench, _run_longbench),
+    "perplexity": ("how well a text is predicted, by method and length.", _add_perplexity, _run_perplexity),
 }

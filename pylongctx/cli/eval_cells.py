@@ -117,10 +117,10 @@ def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[
 def length_table(
     measured: Sequence[Measured], title: str, caption: str, text: Callable[[Measured], str] | None = None
 ) -> Table:
-    """Return a table with a row per task and method and a column per length."""
+    """Return a table with a row per task and method and a column per length; the title ends with the model."""
     several = len({m.cell.task.name for m in measured}) > 1
     lengths = list(dict.fromkeys(m.cell.length for m in measured))
-    table = Table(title=title, caption=caption)
+    table = Table(title=f"{title}, {Path(measured[0].cell.model).name}", caption=caption)
     for head in (["task"] if several else []) + ["method"]:
         table.add_column(head)
     for length in lengths:
@@ -216,9 +216,14 @@ class CellProgress(Progress):
 
 def name_of(cell: Cell) -> str:
     """Return the task, the method and the length of a cell."""
+    return f"{cell.task.name}: {label_of(cell)} at {cell.length}"
+
+
+def label_of(cell: Cell) -> str:
+    """Return the label of a cell's method in tables."""
     from pylongctx.eval.report.records import label
 
-    return f"{cell.task.name}: {label(cell.facts)} at {cell.length}"
+    return label(cell.facts)
 
 
 def make_all(cells: Sequence[Cell], progress: CellProgress, refused: list[Refusal] | None = None) -> Cells:
@@ -272,14 +277,8 @@ def add_standard_options(parser: argparse.ArgumentParser, entry: TaskEntry) -> N
         add("--data", action="append", required=True, metavar="FILE", help=f"{entry.data}; may be repeated")
     add_limit(parser, None, "samples of each file" if entry.data else "samples per length", "the task's")
     add("-n", "--predict", type=int, metavar="N", help="tokens of an answer (the task's)")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        type=reported(pair),
-        metavar="NAME=VALUE",
-        help="any other field of the task",
-    )
+    help = "any other field of the task"
+    add("--set", action="append", default=[], type=reported(pair), metavar="NAME=VALUE", help=help)
     add_sharing(parser)
     add_seed(parser)
     parser.set_defaults(run=run_standard, data=[])
@@ -287,26 +286,20 @@ def add_standard_options(parser: argparse.ArgumentParser, entry: TaskEntry) -> N
 
 def run_standard(args: argparse.Namespace) -> int:
     """Run the task, once for each file, and print the table."""
-    tasks = make_tasks(args.task, args.data, fields_of(args))
+    tasks = make_tasks(args.task, args.data, fields_of(args) | dict(args.set))
     measured = evaluate(args, tasks, args.lengths, args.seed)
-    title = f"{args.task}, {Path(measured[0].cell.model).name}"
-    return show(measured, length_table(measured, title, tasks[0].caption))
+    return show(measured, length_table(measured, args.task, tasks[0].caption))
 
 
-def fields_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of a task that are set by options."""
-    given = {"tests": args.limit, "max_tokens": args.predict}
-    return {name: value for name, value in given.items() if value is not None} | dict(args.set)
+def fields_of(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Return the fields of a task that are set by options: by --limit, --predict and those of these names."""
+    given = {"tests": args.limit, "max_tokens": getattr(args, "predict", None)}
+    given |= {name: getattr(args, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def make_tasks(name: str, files: list[str], given: dict[str, Any]) -> list[Task]:
-    """Return a task for each file, or one; ``given`` are its other fields.
-
-    Raises
-    ------
-    ValueError
-        When the task has no such field.
-    """
+    """Return a task for each file, or one; ``given`` are its other fields."""
     cls = task_class(name)
     known = [part.name for part in fields(cls) if part.init and part.name != "data"]  # type: ignore[arg-type]
     if unknown := [field for field in given if field not in known]:

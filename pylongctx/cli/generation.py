@@ -22,14 +22,8 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the sampling options and the limits of an answer, see ``sampling_arguments``."""
     options = Options(parser, "sampling")
     add = options.add
-    add(
-        "-n",
-        "--predict",
-        "--n-predict",
-        parse=_predict,
-        env="LLAMA_ARG_N_PREDICT",
-        help="maximum tokens of an answer (-1: no limit)",
-    )
+    help = "maximum tokens of an answer (-1: no limit)"
+    add("-n", "--predict", "--n-predict", parse=_predict, env="LLAMA_ARG_N_PREDICT", help=help)
     add("-s", "--seed", parse=integer, help="seed (random)")
     for parameter in NUMBERS:
         if parameter.options:
@@ -40,13 +34,8 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     add(*names, parse=_letters, metavar="LETTERS", help="samplers by llama.cpp's letters, such as kt")
     help = "DRY: text that ends a repetition; none: no text does"
     options.several("--dry-sequence-breaker", metavar="TEXT", help=help)
-    options.several(
-        "-l",
-        "--logit-bias",
-        parse=_bias,
-        metavar="TOKEN+BIAS",
-        help="add a bias to the logit of a token, such as 15043+1 or 15043-1",
-    )
+    help = "add a bias to the logit of a token, such as 15043+1 or 15043-1"
+    options.several("-l", "--logit-bias", parse=_bias, metavar="TOKEN+BIAS", help=help)
     options.several("-r", "--reverse-prompt", metavar="TEXT", help="stop the answer before this text")
     add("--grammar", metavar="GBNF", help="grammar that constrains the answer")
     add("--grammar-file", parse=file_text, metavar="FILE", help="grammar, from a file")
@@ -59,18 +48,14 @@ def add_text_options(parser: argparse.ArgumentParser, title: str) -> None:
     options = Options(parser, title)
     options.add("-p", "--prompt", metavar="TEXT", help="initial text")
     options.add("-f", "--file", parse=file_text, metavar="FILE", help="initial text from a file, without escapes")
-    options.switch(
-        "-e", "--escape", off=("--no-escape",), help="process escapes such as \\n in options (on)", dest="escape"
-    )
+    options.switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
 
 
 def add_answer_options(parser: argparse.ArgumentParser) -> None:
     """Add the detection of loops and the rendering of answers."""
     options = Options(parser, "answer")
-    help = "stop an answer that repeats itself (on)"
-    options.switch("--loop-stop", off=("--no-loop-stop",), help=help, dest="loop_stop")
-    help = "render Markdown in a terminal (on)"
-    options.switch("--markdown", off=("--no-markdown",), help=help, dest="markdown")
+    options.switch("--loop-stop", off=True, help="stop an answer that repeats itself (on)")
+    options.switch("--markdown", off=True, help="render Markdown in a terminal (on)")
 
 
 def given_text(args: argparse.Namespace, option: str, file_option: str) -> str | None:
@@ -94,44 +79,16 @@ def add_template_options(parser: argparse.ArgumentParser) -> None:
     """Add the chat template options, see ``template_arguments``."""
     options = Options(parser, "conversation")
     add = options.add
-    add(
-        "--chat-template",
-        metavar="NAME|JINJA",
-        env="LLAMA_ARG_CHAT_TEMPLATE",
-        help="named chat format, or a Jinja template",
-    )
-    add(
-        "--chat-template-file",
-        parse=file_text,
-        metavar="FILE",
-        env="LLAMA_ARG_CHAT_TEMPLATE_FILE",
-        help="file with a Jinja template",
-    )
-    add(
-        "--chat-template-kwargs",
-        parse=json_object,
-        metavar="JSON",
-        env="LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
-        help="JSON object of variables for the template",
-    )
-    help = "accepted for compatibility: templates are always Jinja"
-    options.switch("--jinja", off=("--no-jinja",), env="LLAMA_ARG_JINJA", help=help, dest="jinja")
-    help = "parse special tokens in user and tool messages, as llama.cpp does"
-    options.switch("--parse-special", help=help)
-    options.add(
-        "-rea",
-        "--reasoning",
-        parse=on_off_auto,
-        metavar="on|off|auto",
-        env="LLAMA_ARG_REASONING",
-        help="let reasoning models reason (auto: yes)",
-    )
-
-    env, help = (
-        "LLAMA_ARG_REASONING_EFFORT",
-        "reasoning effort, for templates that support it: low, medium, high (theirs)",
-    )
-    add("--reasoning-effort", metavar="LEVEL", env=env, help=help)
+    add("--chat-template", metavar="NAME|JINJA", env=True, help="named chat format, or a Jinja template")
+    add("--chat-template-file", parse=file_text, metavar="FILE", env=True, help="file with a Jinja template")
+    help = "JSON object of variables for the template"
+    add("--chat-template-kwargs", parse=json_object, metavar="JSON", env=True, help=help)
+    options.switch("--jinja", off=True, env=True, help="accepted for compatibility: templates are always Jinja")
+    options.switch("--parse-special", help="parse special tokens in user and tool messages, as llama.cpp does")
+    help = "let reasoning models reason (auto: yes)"
+    options.add("-rea", "--reasoning", parse=on_off_auto, metavar="on|off|auto", env=True, help=help)
+    help = "reasoning effort, for templates that support it: low, medium, high (theirs)"
+    add("--reasoning-effort", metavar="LEVEL", env=True, help=help)
 
 
 def _predict(text: str) -> int:
@@ -239,23 +196,20 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
     add = options.add
     known = ", ".join(KNOWN)
     help = f"kinds of drafts, verified by the model: {known}, or several in order (none)"
-    add("--spec-type", parse=kinds, metavar="KIND,...", env="LLAMA_ARG_SPEC_TYPE", help=help)
+    add("--spec-type", parse=kinds, metavar="KIND,...", env=True, help=help)
     help = f"draft model: a smaller model of the same family, by file or name; same as --spec-type {MODEL}"
-    env = "LLAMA_ARG_SPEC_DRAFT_MODEL"
-    add("-md", "--spec-draft-model", "--model-draft", metavar="FILE", env=env, help=help)
-    env = "LLAMA_ARG_SPEC_DRAFT_N_MAX"
-    add("--spec-draft-n-max", parse=integer, env=env, help=f"maximum tokens of a draft of -md or {MTP} (3)")
-    env, help = "LLAMA_ARG_SPEC_DRAFT_N_MIN", f"shorter drafts of -md or {MTP} are not used (0)"
-    add("--spec-draft-n-min", parse=integer, env=env, help=help)
-    env, help = "LLAMA_ARG_SPEC_DRAFT_P_MIN", f"probability below which a draft of -md or {MTP} ends (0)"
-    add("--spec-draft-p-min", "--draft-p-min", parse=number, metavar="P", env=env, help=help)
+    add("-md", "--spec-draft-model", "--model-draft", metavar="FILE", env=True, help=help)
+    add("--spec-draft-n-max", parse=integer, env=True, help=f"maximum tokens of a draft of -md or {MTP} (3)")
+    add("--spec-draft-n-min", parse=integer, env=True, help=f"shorter drafts of -md or {MTP} are not used (0)")
+    help = f"probability below which a draft of -md or {MTP} ends (0)"
+    add("--spec-draft-p-min", "--draft-p-min", parse=number, metavar="P", env=True, help=help)
     add("--spec-draft-threads", "-td", "--threads-draft", parse=integer, help="threads of the draft model (-t)")
     help = "threads of the draft model for prompts (-td)"
     add("--spec-draft-threads-batch", "-tbd", "--threads-batch-draft", parse=integer, help=help)
     for letter in "kv":
         names = (f"--spec-draft-type-{letter}", f"-ct{letter}d", f"--cache-type-{letter}-draft")
-        env, help = f"LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_{letter.upper()}", f"type of {letter.upper()} of the draft model"
-        add(*names, metavar="TYPE", env=env, help=f"{help} (f16)")
+        env = f"LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_{letter.upper()}"
+        add(*names, metavar="TYPE", env=env, help=f"type of {letter.upper()} of the draft model (f16)")
     env, help = "LLAMA_ARG_N_GPU_LAYERS_DRAFT", "layers of the draft model on devices (0)"
     add("--spec-draft-ngl", "-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", parse=layers, env=env, help=help)
     for kind in NGRAMS:
@@ -269,13 +223,7 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
 
 
 def kinds(text: str) -> list[str]:
-    """Return the kinds of drafts in a list, without ``none``.
-
-    Raises
-    ------
-    ValueError
-        When a kind is unknown or not supported.
-    """
+    """Return the kinds of drafts in a list, without ``none``."""
     found = [word.strip() for word in text.split(",")]
     for kind in found:
         if kind in MISSING:
@@ -286,13 +234,7 @@ def kinds(text: str) -> list[str]:
 
 
 def own_draft(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the argument of Llama by which the model drafts itself; it comes after other kinds.
-
-    Raises
-    ------
-    ValueError
-        When there are two, or one of them comes before another kind.
-    """
+    """Return the argument of Llama by which the model drafts itself; it comes after other kinds."""
     wanted = [kind for kind in args.spec_type or () if kind != NONE]
     own = [kind for kind in wanted if kind in (MTP, SELF)]
     if len(own) > 1:
@@ -307,22 +249,7 @@ def own_draft(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def draft_model(args: argparse.Namespace, given: Mapping[str, Any], n_seq: int = 1) -> "LlamaDraftModel | None":
-    """Return the source of drafts for a model, or None.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        The parsed options.
-    given : Mapping
-        Arguments of Llama for the model, of which its draft model has the context and the threads.
-    n_seq : int
-        Sequences that generate concurrently.
-
-    Raises
-    ------
-    ValueError
-        When options contradict each other, or the draft model is refused.
-    """
+    """Return the source of drafts for a model, or None; a draft model has the context and threads in ``given``."""
     from pylongctx.drafts.speculative import DraftChain
 
     wanted = list(args.spec_type or ())

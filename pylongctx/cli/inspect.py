@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,14 +59,12 @@ def add_parser(commands: Any) -> None:
         "(default: chunks, keys or both, depending on the method)",
     )
     parser.add_argument("--length", type=int, default=2048, metavar="N", help="length in tokens (2048)")
-    parser.add_argument(
-        "--text", metavar="FILE", help="prefill the beginning of a text file instead of asking a question"
-    )
+    help = "prefill the beginning of a text file instead of asking a question"
+    parser.add_argument("--text", metavar="FILE", help=help)
     parser.add_argument("--trial", type=int, default=0, metavar="T", help="index of the passkey question (0)")
     add_prompt_options(parser)
-    parser.add_argument(
-        "--samples", type=int, default=16, metavar="N", help="lengths of compression, queries of sparsity (16)"
-    )
+    help = "lengths of compression, queries of sparsity (16)"
+    parser.add_argument("--samples", type=int, default=16, metavar="N", help=help)
     parser.add_argument("--out", default=".", metavar="DIR", help="folder for PNG and SVG plots (the current one)")
     parser.add_argument("--json", metavar="FILE", help="write the numbers")
     parser.set_defaults(run=run)
@@ -120,7 +118,7 @@ def _show(args: argparse.Namespace, method: Method, wanted: list[str]) -> None:
     if finding:
         found = findings(finding.trace, finding.answer_chunks)
         facts |= asdict(finding.trial) | found
-        show_table(_table(finding, [found["first"], found["all"]]))
+        show_table(_table(finding, found))
         print(finding.trial.method)
         if whole := read_whole(finding.trial):
             print(whole)
@@ -137,12 +135,11 @@ def _ask(args: argparse.Namespace, method: Method, wanted: list[str]) -> tuple[F
     """Ask one question; returns the chunks read for the answer and the keys held after it, as requested."""
     from pylongctx.attention import chunks_of
     from pylongctx.eval.passkey import run_trial
-    from pylongctx.llama import Llama
 
     prompt = make_prompt(args)
     start = len(prompt.tokens) - 1  # the query that predicts the first token of the answer
     with ExitStack() as stack:
-        llm = stack.enter_context(Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)))
+        llm = stack.enter_context(_open(args, method))
         traced = "chunks" in wanted
         trace = stack.enter_context(llm.trace(start, start + len(prompt.answer))) if traced else None
         trial = run_trial(llm, prompt)
@@ -152,8 +149,8 @@ def _ask(args: argparse.Namespace, method: Method, wanted: list[str]) -> tuple[F
     return Finding(trial, trace, list(chunks_of(*prompt.needle, trace.chunk_size))), kept
 
 
-def _table(finding: Finding, numbers: Sequence[dict[str, float | None]]) -> Table:
-    from pylongctx.attention.stats import TOPS
+def _table(finding: Finding, found: dict[str, Any]) -> Table:
+    from pylongctx.eval.report.grids import CHUNK_PARTS, CHUNKS, chunk_cells
 
     trial, trace = finding.trial, finding.trace
     cut = f"{len(finding.answer_chunks)} chunks: a border cuts it" if len(finding.answer_chunks) > 1 else "one chunk"
@@ -163,11 +160,10 @@ def _table(finding: Finding, numbers: Sequence[dict[str, float | None]]) -> Tabl
         f"said {escape(trial.answer.strip())}: {'right' if trial.strict else f'wrong, not {trial.key}'}",
     )
     table.add_column("to predict")
-    for name in ("cover rate", "Gini", *(f"hit rate, top {top}" for top in TOPS)):
+    for name, _ in CHUNKS.values():
         table.add_column(name, justify="right")
-    for label, row in zip(("first answer token", "all answer tokens"), numbers, strict=True):
-        cover, gini, *hits = ("-" if value is None else value for value in row.values())
-        table.add_row(label, _percent(cover), f"{gini:.2f}", *map(_percent, hits))
+    for part, label in CHUNK_PARTS.items():
+        table.add_row(label, *chunk_cells(found[part]))
     return table
 
 
@@ -180,8 +176,8 @@ def read_whole(trial: Trial) -> str:
     return f"all {trial.n_tokens} tokens are read, as in any text of up to {most}: try --length {2 * most}"
 
 
-def _percent(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{100 * value:.0f} %"
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
 
 
 def _draw(finding: Finding, folder: Path) -> None:
@@ -245,6 +241,13 @@ def _tokens(args: argparse.Namespace) -> list[int]:
     return tokens[: args.length]
 
 
+def _open(args: argparse.Namespace, method: Method) -> Llama:
+    """Open the model with a method, for a text of ``--length`` tokens."""
+    from pylongctx.llama import Llama
+
+    return Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args))
+
+
 def _name(args: argparse.Namespace) -> str:
     return Path(model_path(args)).name
 
@@ -280,10 +283,8 @@ def read_kept(llm: Llama, prompt: Prompt | None = None, trial: Trial | None = No
 
 def keep_text(args: argparse.Namespace, method: Method) -> Kept:
     """Evaluate a text and return the KV entries that the heads hold after it."""
-    from pylongctx.llama import Llama
-
     tokens = _tokens(args)
-    with Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)) as llm:
+    with _open(args, method) as llm:
         llm.eval(tokens)
         return read_kept(llm)
 
@@ -383,9 +384,8 @@ def _compress(
     args: argparse.Namespace, method: Method, tokens: list[int], lengths: NDArray[np.int64]
 ) -> tuple[str, Compression]:
     from pylongctx.attention import compression
-    from pylongctx.llama import Llama
 
-    with Llama(model_path(args), n_ctx=args.length, method=method, **llama_arguments(args)) as llm:
+    with _open(args, method) as llm:
         return str(llm.method), compression(llm, tokens, lengths)
 
 
@@ -435,10 +435,8 @@ def _measure(
     args: argparse.Namespace, method: Method, tokens: list[int], positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     from pylongctx.attention import observer, sparsity
-    from pylongctx.llama import Llama
 
-    watched = observer(method, args.length)
-    with Llama(model_path(args), n_ctx=args.length, method=watched, **llama_arguments(args)) as llm:
+    with _open(args, observer(method, args.length)) as llm:
         return sparsity(llm, tokens, positions)
 
 

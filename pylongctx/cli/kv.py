@@ -33,15 +33,13 @@ ACTIONS = {
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("kv", description=__doc__, epilog=EPILOG)
-    parser.add_argument(
-        "action", choices=list(ACTIONS), help=", ".join(f"{name}: {help}" for name, help in ACTIONS.items())
-    )
+    help = ", ".join(f"{name}: {help}" for name, help in ACTIONS.items())
+    parser.add_argument("action", choices=list(ACTIONS), help=help)
     parser.add_argument("folder", metavar="FOLDER", help="the folder of --kv-store")
     parser.add_argument("text", nargs="*", metavar="TEXT", help="rm: names shown by ls, or their first characters")
     parser.add_argument("--no-words", action="store_true", help="ls: hide the first words and the names of texts")
-    parser.add_argument(
-        "--unused", type=float, metavar="DAYS", help="rm: remove entries that were not used for DAYS days"
-    )
+    help = "rm: remove entries that were not used for DAYS days"
+    parser.add_argument("--unused", type=float, metavar="DAYS", help=help)
     parser.add_argument("--all", action="store_true", help="rm: remove everything")
     parser.set_defaults(run=run)
 

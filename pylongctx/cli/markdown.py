@@ -52,21 +52,7 @@ class MarkdownWriter:
 
     A paragraph, list or table is written as plain text and replaced by its rendering once it is complete; a line of
     fenced code likewise. A block that is higher than the screen stays plain, since a terminal cannot rewrite it.
-
-    Parameters
-    ----------
-    write : callable
-        Writes text to the terminal.
-    console : rich.console.Console
-        Renders the blocks.
-    size : callable
-        Returns the columns and rows of the terminal.
-
-    Examples
-    --------
-    >>> writer = MarkdownWriter(sys.stdout.write, Console())
-    >>> writer.feed("Some **bold** text.")
-    >>> writer.finish()
+    ``write`` writes to the terminal, and ``size()`` are its columns and rows.
     """
 
     def __init__(

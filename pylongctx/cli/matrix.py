@@ -17,9 +17,10 @@ from rich.console import Console
 from pylongctx._free import available_cpus
 from pylongctx.cli.arguments import pair, reported
 from pylongctx.cli.console import show_table
-from pylongctx.cli.eval_cells import PARALLEL, CellProgress, Cells, Refusal, int_list, make_all
+from pylongctx.cli.eval_cells import PARALLEL, CellProgress, Cells, Refusal, int_list, label_of, make_all
 from pylongctx.cli.get import fetched
 from pylongctx.cli.options import add_methods
+from pylongctx.methods import named
 
 if TYPE_CHECKING:
     from pylongctx.cli.eval_cells import Cells
@@ -37,24 +38,14 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("plan", nargs="?", metavar="FILE.toml", help="the plan to run; the options below override it")
     add("--out", required=True, metavar="DIR", help="folder of the records; an existing one is continued")
-    add(
-        "-m",
-        "--model",
-        action="append",
-        metavar="FILE",
-        help="GGUF file or a name of pylongctx get; may be repeated (the embedded model)",
-    )
+    help = "GGUF file or a name of pylongctx get; may be repeated (the embedded model)"
+    add("-m", "--model", action="append", metavar="FILE", help=help)
     add_methods(parser, "such as longheads, ntk, selfextend@yarn; may be repeated (all)")
     add("--lengths", type=int_list, metavar="N,N", help="tokens")
     add("-f", "--file", action="append", metavar="FILE", help="texts instead of those named by tasks; may be repeated")
     add("--kv", type=lambda text: text.split(","), metavar="T,T", help="KV types such as q8_0 or q8_0/f16 (f16)")
-    add(
-        "--task",
-        action="append",
-        type=reported(_task),
-        metavar="KIND,KEY=VALUE",
-        help="such as passkey,tests=5; may be repeated",
-    )
+    help = "such as passkey,tests=5; may be repeated"
+    add("--task", action="append", type=reported(_task), metavar="KIND,KEY=VALUE", help=help)
     add("--data", metavar="DIR", help="folder of the files named by tasks (that of FILE.toml)")
     add("--estimate", action="store_true", help="print how much is left to measure and how long it takes, then exit")
     add("-s", "--seed", type=int, metavar="N", help="(0)")
@@ -143,13 +134,6 @@ def measure(cells: Cells, executor: Executor, results: Results, progress: CellPr
 # ---- output ----
 
 
-def label_of(cell: Cell) -> str:
-    """Return the label of a cell's method in tables."""
-    from pylongctx.eval.report.records import label
-
-    return label(cell.facts)
-
-
 def write_about(folder: Path, matrix: Matrix, cells: Sequence[Cell], argv: Sequence[str]) -> None:
     """Write the metadata of the records; models and methods of earlier runs stay."""
     from pylongctx import __version__
@@ -204,12 +188,10 @@ def show(results: Results, cells: Sequence[Cell], failed: Sequence[Refusal]) -> 
 def add_report_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("report", description=__doc__)
-    parser.add_argument(
-        "folder", metavar="DIR", help="the --out folder of pylongctx matrix, or a folder of --json files"
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", help="output file report.md or report.html; both are written (DIR/report)"
-    )
+    help = "the --out folder of pylongctx matrix, or a folder of --json files"
+    parser.add_argument("folder", metavar="DIR", help=help)
+    help = "output file report.md or report.html; both are written (DIR/report)"
+    parser.add_argument("--out", metavar="FILE", help=help)
     parser.add_argument("--no-pictures", action="store_true", help="write tables only")
     parser.set_defaults(run=run_report)
 
@@ -251,7 +233,6 @@ def estimates(cells: Cells, results: Results) -> Iterator[str]:
 def _tokens(unit: Unit) -> int:
     """Return an upper bound of the tokens of a unit; a shared text counts once, and its replay as prefills."""
     from pylongctx.engine.compress import compression_prefills
-    from pylongctx.methods import named
 
     cell, n_texts = unit.cell, 1 if unit.cell.reads_once else len(unit.todo)
     method = named(cell.method)

@@ -3,7 +3,7 @@
 import argparse
 import csv
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -32,12 +32,12 @@ from pylongctx.cli.arguments import (
 )
 from pylongctx.cli.generation import add_draft_options, draft_model, own_draft
 from pylongctx.cli.get import fetched
+from pylongctx.methods import NONE, Method, named
 from pylongctx.model_files.overrides import EXPERTS, first_layers
 from pylongctx.models import embedded_model
 
 if TYPE_CHECKING:
     from pylongctx.llama import Llama
-    from pylongctx.methods import Method
 
 
 class _Adaptable(Protocol):
@@ -82,33 +82,24 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
     options = Options(parser, "model and context")
     _add_model(parser, options, positional)
     add = options.add
-    add("-c", "--ctx-size", parse=integer, env="LLAMA_ARG_CTX_SIZE", help="context size in tokens (the model's)")
+    add("-c", "--ctx-size", parse=integer, env=True, help="context size in tokens (the model's)")
     _add_context(options)
-    add(
-        "-fa",
-        "--flash-attn",
-        parse=flash_attention,
-        metavar="on|auto",
-        env="LLAMA_ARG_FLASH_ATTN",
-        help="flash attention, always on",
-    )
+    add("-fa", "--flash-attn", parse=flash_attention, metavar="on|auto", env=True, help="flash attention, always on")
     modes = one_of(tuple(LOAD_MODES))
-    add("-lm", "--load-mode", parse=modes, metavar="MODE", env="LLAMA_ARG_LOAD_MODE", help=f"{', '.join(LOAD_MODES)}")
-    env, help = "LLAMA_ARG_MMAP", "memory-map the file, same as --load-mode mmap (on)"
-    options.switch("--mmap", off=("--no-mmap",), env=env, help=help, dest="mmap")
-    options.switch(
-        "--mlock", env="LLAMA_ARG_MLOCK", help="lock the model in memory, same as --load-mode mmap+mlock (off)"
-    )
-    add_override_options(options)
+    add("-lm", "--load-mode", parse=modes, metavar="MODE", env=True, help=f"{', '.join(LOAD_MODES)}")
+    options.switch("--mmap", off=True, env=True, help="memory-map the file, same as --load-mode mmap (on)")
+    options.switch("--mlock", env=True, help="lock the model in memory, same as --load-mode mmap+mlock (off)")
+    help = "override metadata of the file; TYPE is int, float, bool or str"
+    options.several("--override-kv", parse=_pairs, metavar="KEY=TYPE:VALUE,...", help=help)
     options.several("--lora", metavar="FILE,...", help="LoRA adapters")
     options.several("--lora-scaled", metavar="FILE:SCALE,...", help="LoRA adapters and their scales")
     help = "the model's name in answers (its file name); serve takes several, separated by commas"
-    add("-a", "--alias", metavar="NAME", env="LLAMA_ARG_ALIAS", help=help)
+    add("-a", "--alias", metavar="NAME", env=True, help=help)
     options.switch("-v", "--verbose", "--log-verbose", help="show messages of the library")
     help = "4 or more: same as -v; lower numbers have no effect"
     add("-lv", "--verbosity", "--log-verbosity", parse=integer, env="LLAMA_ARG_LOG_VERBOSITY", help=help)
-    options.switch("--offline", env="LLAMA_ARG_OFFLINE", help="never download a model (off)")
-    add("-fit", "--fit", parse=switched, metavar="on|off", env="LLAMA_ARG_FIT", help="same as --preflight")
+    options.switch("--offline", env=True, help="never download a model (off)")
+    add("-fit", "--fit", parse=switched, metavar="on|off", env=True, help="same as --preflight")
     parser.add_argument("--usage", action="help", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"pylongctx {__version__}", help=argparse.SUPPRESS)
     _add_long_context(Options(parser, "long context"))
@@ -121,28 +112,21 @@ def add_llama_options(parser: argparse.ArgumentParser, positional: bool = True) 
 def _add_long_context(options: Options) -> None:
     add_method_options(options)
     # before --overflow: both set one value, and only the first has a variable
-    no_shift, env = ("--no-context-shift",), "LLAMA_ARG_CONTEXT_SHIFT"
-    help = "same as --overflow evict_middle"
-    options.switch("--context-shift", off=no_shift, env=env, help=help, dest="overflow")
+    options.switch("--context-shift", off=True, env=True, help="same as --overflow evict_middle", dest="overflow")
     help = "how to handle a text that does not fit into the context (error)"
     options.add("--overflow", parse=one_of(OVERFLOWS), metavar="|".join(OVERFLOWS), help=help)
-    options.add(
-        "--kv-store", metavar="FOLDER", help="folder that stores KV caches, so that each prefix is prefilled once (off)"
-    )
+    help = "folder that stores KV caches, so that each prefix is prefilled once (off)"
+    options.add("--kv-store", metavar="FOLDER", help=help)
     options.add("--kv-store-limit", parse=mib, metavar="MIB", help="size limit of that folder in MiB (20480)")
-    help = "store the first words of each text, for pylongctx kv ls (on)"
-    options.switch("--kv-store-words", off=("--no-kv-store-words",), help=help, dest="kv_store_words")
+    options.switch("--kv-store-words", off=True, help="store the first words of each text, for pylongctx kv ls (on)")
 
 
 def _add_all_devices(options: Options) -> None:
     _add_devices(options)
     add_tensor_options(options)
-    help = "run operations on host tensors on the GPU (llama.cpp's default)"
-    options.switch("--op-offload", off=("--no-op-offload",), help=help, dest="op_offload")
-    off = ("-nkvo", "--no-kv-offload")
-    options.switch(
-        "-kvo", off=off, env="LLAMA_ARG_KV_OFFLOAD", help="keep K and V on the device of their layer (on)", dest="kvo"
-    )
+    options.switch("--op-offload", off=True, help="run operations on host tensors on the GPU (llama.cpp's default)")
+    env, help = "LLAMA_ARG_KV_OFFLOAD", "keep K and V on the device of their layer (on)"
+    options.switch("-kvo", off=("-nkvo", "--no-kv-offload"), env=env, help=help, dest="kvo")
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -158,66 +142,37 @@ def _add_model(parser: argparse.ArgumentParser, options: Options, positional: bo
     else:
         parser.set_defaults(positional_model=None)
     help = "the model, as an option" if positional else "GGUF file, or a name that pylongctx get lists (smollm2-135m)"
-    options.add("-m", "--model", metavar="FILE", env="LLAMA_ARG_MODEL", help=help)
-    help, env = "a model on huggingface.co: user/name, or user/name:quant (Q4_K_M)", "LLAMA_ARG_HF_REPO"
-    options.add("-hf", "-hfr", "--hf-repo", metavar="REPO", env=env, help=help)
-    options.add(
-        "-hff", "--hf-file", metavar="FILE", env="LLAMA_ARG_HF_FILE", help="file of the -hf model, instead of a quant"
-    )
+    options.add("-m", "--model", metavar="FILE", env=True, help=help)
+    help = "a model on huggingface.co: user/name, or user/name:quant (Q4_K_M)"
+    options.add("-hf", "-hfr", "--hf-repo", metavar="REPO", env=True, help=help)
+    options.add("-hff", "--hf-file", metavar="FILE", env=True, help="file of the -hf model, instead of a quant")
 
 
 def _add_context(options: Options) -> None:
     add = options.add
-    add("-t", "--threads", parse=integer, env="LLAMA_ARG_THREADS", help="threads for generation")
+    add("-t", "--threads", parse=integer, env=True, help="threads for generation")
     add("-tb", "--threads-batch", parse=integer, help="threads for prefill")
     add("-b", "--batch-size", parse=integer, env="LLAMA_ARG_BATCH", help="tokens per batch (512)")
     add("-ub", "--ubatch-size", parse=integer, env="LLAMA_ARG_UBATCH", help="tokens per graph (512)")
     for letter in "kv":
-        add(
-            f"-ct{letter}",
-            f"--cache-type-{letter}",
-            metavar="TYPE",
-            env=f"LLAMA_ARG_CACHE_TYPE_{letter.upper()}",
-            help=f"type of {letter.upper()} in the cache (f16)",
-        )
-    options.switch("--swa-full", env="LLAMA_ARG_SWA_FULL", help="full-size KV cache for sliding windows")
+        help = f"type of {letter.upper()} in the cache (f16)"
+        add(f"-ct{letter}", f"--cache-type-{letter}", metavar="TYPE", env=True, help=help)
+    options.switch("--swa-full", env=True, help="full-size KV cache for sliding windows")
     help = "bitwise identical results in any batch, with cached prefixes and drafts (off)"
-    options.switch("--deterministic", help=help, dest="deterministic")
-    off = ("--no-preflight",)
-    options.switch(
-        "--preflight", off=off, help="check that the model and the KV cache fit into memory (on)", dest="preflight"
-    )
+    options.switch("--deterministic", help=help)
+    options.switch("--preflight", off=True, help="check that the model and the KV cache fit into memory (on)")
 
 
 def _add_devices(options: Options) -> None:
     add = options.add
-    add(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        parse=layers,
-        env="LLAMA_ARG_N_GPU_LAYERS",
-        help="layers on devices (-1 or all; auto: what fits; default of chat, complete, ask and serve: auto, else 0)",
-    )
-    add("--rpc", metavar="HOST:PORT,...", env="LLAMA_ARG_RPC", help="devices of machines that run pylongctx rpc-server")
-    env = "LLAMA_ARG_TENSOR_SPLIT"
-    add(
-        "-ts",
-        "--tensor-split",
-        parse=shares,
-        metavar="N,N,...",
-        env=env,
-        help="split between devices, such as 3,1 (by free memory)",
-    )
-    add(
-        "-sm",
-        "--split-mode",
-        parse=split_mode,
-        metavar=f"{{{','.join(SPLIT_MODES)}}}",
-        env="LLAMA_ARG_SPLIT_MODE",
-        help="how the model is split across devices (layer)",
-    )
-    add("-mg", "--main-gpu", parse=integer, env="LLAMA_ARG_MAIN_GPU", help="device for --split-mode none")
+    help = "layers on devices (-1 or all; auto: what fits; default of chat, complete, ask and serve: auto, else 0)"
+    add("-ngl", "--gpu-layers", "--n-gpu-layers", parse=layers, env="LLAMA_ARG_N_GPU_LAYERS", help=help)
+    add("--rpc", metavar="HOST:PORT,...", env=True, help="devices of machines that run pylongctx rpc-server")
+    help = "split between devices, such as 3,1 (by free memory)"
+    add("-ts", "--tensor-split", parse=shares, metavar="N,N,...", env=True, help=help)
+    help = "how the model is split across devices (layer)"
+    add("-sm", "--split-mode", parse=split_mode, metavar=f"{{{','.join(SPLIT_MODES)}}}", env=True, help=help)
+    add("-mg", "--main-gpu", parse=integer, env=True, help="device for --split-mode none")
     help = "keep the KV cache in host memory, with up to MIB staged on the GPU (auto); without a number same as -kvo"
     add("--kv-offload", parse=staged_mib, metavar="MIB", help=help, optional=True)
 
@@ -226,13 +181,7 @@ def _add_devices(options: Options) -> None:
 
 
 def model_path(args: argparse.Namespace) -> str:
-    """Return the file of the requested model; a missing one of the catalogue is downloaded first.
-
-    Raises
-    ------
-    ValueError
-        When it is given twice, or is missing and --offline forbids a download.
-    """
+    """Return the file of the requested model; a missing one of the catalogue is downloaded first."""
     if args.positional_model and args.model and not isinstance(args.model, FromEnvironment):
         raise ValueError("the model is given twice: as an argument and with --model")
     if getattr(args, "hf_repo", None):
@@ -312,11 +261,6 @@ def open_model(
     """Return ``make(**arguments)`` for the given arguments of Llama, with the requested adapters and drafts.
 
     ``n_seq``: sequences that generate concurrently, 0 for a model that generates nothing.
-
-    Raises
-    ------
-    ValueError
-        When an argument is refused; the message names the environment variables that supplied arguments.
     """
     try:
         more = {"method": chosen_method(args), "progress_callback": progress, **_constructor(args)}
@@ -395,8 +339,8 @@ def add_method_options(options: Options) -> None:
     """Add the method, its sizes and its memory limit, see ``chosen_method``."""
     add = options.add
     add("--method", metavar="M", env=METHOD_VARIABLE, help="method for long contexts: longheads+corm, none, ... (auto)")
-    add("-gan", "--grp-attn-n", parse=integer, env="LLAMA_ARG_GRP_ATTN_N", help="SelfExtend's group_size")
-    add("-gaw", "--grp-attn-w", parse=integer, env="LLAMA_ARG_GRP_ATTN_W", help="SelfExtend's neighbor_window")
+    add("-gan", "--grp-attn-n", parse=integer, env=True, help="SelfExtend's group_size")
+    add("-gaw", "--grp-attn-w", parse=integer, env=True, help="SelfExtend's neighbor_window")
     add("--chunk-size", parse=integer, help="LongHeads' chunk_size")
     add("--attn-window", parse=integer, help="LongHeads' window")
     add("--kv-limit", parse=mib, metavar="MIB", help="limit of the KV cache in MiB")
@@ -420,33 +364,23 @@ def method_list(text: str) -> list[str]:
     return found
 
 
-def read_method(spec: str) -> "Method | str | None":
+def read_method(spec: str) -> Method | str | None:
     """Return the method of a string; None means llama.cpp's own KV cache, AUTO chooses by model."""
-    from pylongctx.methods import named
-
     return AUTO if spec == AUTO else named(spec)
 
 
-def name_of(method: "Method | None") -> str:
+def name_of(method: Method | None) -> str:
     """Return the string of a method."""
-    from pylongctx.methods import NONE
-
     return NONE if method is None else str(method)
 
 
-def short_name(method: "Method | None") -> str:
+def short_name(method: Method | None) -> str:
     """Return the names of a method's parts, without their options."""
     return "+".join(part.name for part in method.parts) if method else name_of(None)
 
 
-def chosen_method(args: argparse.Namespace) -> "Method | str | None":
-    """Return the requested method, see ``read_method``.
-
-    Raises
-    ------
-    ValueError
-        When an option belongs to another method than the requested one.
-    """
+def chosen_method(args: argparse.Namespace) -> Method | str | None:
+    """Return the requested method, see ``read_method``."""
     given = {name: value for name in BELONGS if (value := getattr(args, name)) is not None}
     owners = sorted({BELONGS[name][0] for name in given})
     if len(owners) > 1:
@@ -469,7 +403,7 @@ def with_method(args: argparse.Namespace, spec: str) -> argparse.Namespace:
     return argparse.Namespace(**vars(args) | dict.fromkeys(BELONGS) | {"method": spec})
 
 
-def _with(method: "Method", values: dict[str, Any]) -> "Method":
+def _with(method: Method, values: dict[str, Any]) -> Method:
     for name, value in values.items():
         if getattr(method, name) not in (None, value):
             raise ValueError(f"{name} of {method.name} is given twice: {getattr(method, name)} and {value}")
@@ -493,25 +427,17 @@ YARN = {
 def add_rope_options(options: Options, extended: bool = False) -> None:
     """Add base and scale of RoPE; if ``extended``, also its kind and YaRN's numbers."""
     add = options.add
-    add("--rope-freq-base", parse=number, metavar="X", env="LLAMA_ARG_ROPE_FREQ_BASE", help="RoPE base (the model's)")
-    add(
-        "--rope-freq-scale", parse=number, metavar="X", env="LLAMA_ARG_ROPE_FREQ_SCALE", help="RoPE scale (the model's)"
-    )
+    add("--rope-freq-base", parse=number, metavar="X", env=True, help="RoPE base (the model's)")
+    add("--rope-freq-scale", parse=number, metavar="X", env=True, help="RoPE scale (the model's)")
     if not extended:
         return
     names = f"{{{','.join(ROPE_SCALINGS)}}}"
-    add(
-        "--rope-scaling",
-        parse=rope_scaling,
-        metavar=names,
-        env="LLAMA_ARG_ROPE_SCALING_TYPE",
-        help="RoPE scaling (the model's)",
-    )
-    add("--rope-scale", parse=number, metavar="X", env="LLAMA_ARG_ROPE_SCALE", help="1 / --rope-freq-scale")
-    add("--yarn-orig-ctx", parse=integer, env="LLAMA_ARG_YARN_ORIG_CTX", help="trained context (the model's)")
+    help = "RoPE scaling (the model's)"
+    add("--rope-scaling", parse=rope_scaling, metavar=names, env="LLAMA_ARG_ROPE_SCALING_TYPE", help=help)
+    add("--rope-scale", parse=number, metavar="X", env=True, help="1 / --rope-freq-scale")
+    add("--yarn-orig-ctx", parse=integer, env=True, help="trained context (the model's)")
     for name, meaning in YARN.items():
-        option, variable = f"--yarn-{name}", "LLAMA_ARG_YARN_" + name.upper().replace("-", "_")
-        add(option, parse=number, metavar="X", env=variable, help=f"YaRN's {meaning}")
+        add(f"--yarn-{name}", parse=number, metavar="X", env=True, help=f"YaRN's {meaning}")
 
 
 # ---- metadata and the placement of tensors ----
@@ -523,23 +449,16 @@ TRUTHS = {"true": True, "false": False}
 TYPES: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": TRUTHS.__getitem__, "str": str}
 
 
-def add_override_options(options: Options) -> None:
-    """Add the options, see ``override_arguments``."""
-    help = "override metadata of the file; TYPE is int, float, bool or str"
-    options.several("--override-kv", parse=_pairs, metavar="KEY=TYPE:VALUE,...", help=help)
-
-
 def add_tensor_options(options: Options) -> None:
     """Add the placement of tensors, see ``override_arguments``."""
     help = "buffer types, such as CPU, for tensors whose names match regular expressions"
     tensors, metavar = ("-ot", "--override-tensor"), "PATTERN=TYPE,..."
     options.several(*tensors, parse=_buffers, metavar=metavar, env=TENSOR_VARIABLE, help=help)
-    env = "LLAMA_ARG_CPU_MOE"
-    options.switch("-cmoe", "--cpu-moe", env=env, help="keep the experts of all layers in host memory")
+    options.switch("-cmoe", "--cpu-moe", env=True, help="keep the experts of all layers in host memory")
     help = "keep the experts of the first N layers in host memory"
-    options.add("-ncmoe", "--n-cpu-moe", parse=_layers, env="LLAMA_ARG_N_CPU_MOE", help=help)
+    options.add("-ncmoe", "--n-cpu-moe", parse=_layers, env=True, help=help)
     help = "keep the dense feed-forward weights of the first N layers in host memory"
-    options.add("-ncffn", "--n-cpu-ffn", parse=_layers, env="LLAMA_ARG_N_CPU_FFN", help=help)
+    options.add("-ncffn", "--n-cpu-ffn", parse=_layers, env=True, help=help)
 
 
 def override_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -558,13 +477,8 @@ def override_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {name: found for name, found in both.items() if found}
 
 
-def _items(text: str) -> list[str]:
-    """Return the parts between commas; a part with a comma is quoted, as in CSV."""
-    return next(csv.reader([text]), [])
-
-
 def _pairs(text: str) -> list[tuple[str, Any]]:
-    return [_pair(item) for item in _items(text)]
+    return [_pair(item) for item in next(csv.reader([text]), [])]  # a part with a comma is quoted
 
 
 def _pair(item: str) -> tuple[str, Any]:
@@ -579,15 +493,13 @@ def _pair(item: str) -> tuple[str, Any]:
 
 
 def _buffers(text: str) -> list[tuple[str, str]]:
-    return list(_buffer_pairs(text))
-
-
-def _buffer_pairs(text: str) -> Iterator[tuple[str, str]]:
+    found = []
     for item in text.split(","):
         pattern, equals, kind = item.rpartition("=")
         if not (pattern and equals and kind):
             raise ValueError(f"{item!r} is not PATTERN=TYPE, such as blk\\.0\\.=CPU")
-        yield pattern, kind
+        found.append((pattern, kind))
+    return found
 
 
 def _layers(text: str) -> int:

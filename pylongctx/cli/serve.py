@@ -29,16 +29,8 @@ FORMATS = ("auto", "deepseek", "none")  # of reasoning
 POLICIES = ("warn", "ignore", "refuse")  # for fields that have no effect
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
-    "method",
-    "overflow",
-    "kv_limit",
-    "kv_store",
-    "kv_store_limit",
-    "kv_store_words",
-    "kv_offload",
-    "kv_offload_mib",
-    "progress_callback",
-    "draft_model",
+    *("method", "overflow", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
+    *("kv_offload_mib", "progress_callback", "draft_model"),
 )
 
 
@@ -63,11 +55,11 @@ def add_parser(commands: Any) -> None:
 def _add_address(options: Options) -> None:
     """Add where the server listens, and what it serves there."""
     add = options.add
-    add("--host", metavar="IP", env="LLAMA_ARG_HOST", help=f"address to listen on ({HOST}: this machine only)")
-    add("--port", parse=integer, env="LLAMA_ARG_PORT", help=f"port ({PORT})")
+    add("--host", metavar="IP", env=True, help=f"address to listen on ({HOST}: this machine only)")
+    add("--port", parse=integer, env=True, help=f"port ({PORT})")
     add_router_options(options)
     add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
-    add("--tags", metavar="A,B", env="LLAMA_ARG_TAGS", help="tags of the model, for /v1/models (none)")
+    add("--tags", metavar="A,B", env=True, help="tags of the model, for /v1/models (none)")
 
 
 def _add_access(options: Options) -> None:
@@ -90,8 +82,7 @@ def _add_limits(options: Options) -> None:
     add("--stall", parse=number, metavar="SECONDS", help="time without progress after which /health fails (120)")
     help = "longest step while answers are generated during a prefill; 0: no limit (150)"
     add("--step-ms", parse=number, metavar="MS", help=help)
-    env = "LLAMA_ARG_SLOT_SAVE_PATH"
-    add("--slot-save-path", metavar="FOLDER", env=env, help="folder where /slots saves sequences (none)")
+    add("--slot-save-path", metavar="FOLDER", env=True, help="folder where /slots saves sequences (none)")
     help = "time for running requests to finish when the server stops (10)"
     add("--grace", parse=number, metavar="SECONDS", help=help)
 
@@ -102,31 +93,28 @@ def _add_embeddings(options: Options) -> None:
     options.switch("--embedding", "--embeddings", env=env, help="also serve /v1/embeddings", dest="embeddings")
     env, help = "LLAMA_ARG_RERANKING", "also serve /v1/rerank, for models with a classification head"
     options.switch("--rerank", "--reranking", env=env, help=help, dest="reranking")
-    env, help = "LLAMA_ARG_POOLING", "pooling of embeddings (the model's)"
-    options.add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=env, help=help)
+    help = "pooling of embeddings (the model's)"
+    options.add("--pooling", parse=one_of(POOLINGS[1:]), metavar="KIND", env=True, help=help)
 
 
 def _add_routes(options: Options) -> None:
     """Add what single routes do."""
     env = "LLAMA_ARG_ENDPOINT_SLOTS"
-    options.switch("--slots", off=("--no-slots",), env=env, help="show the state of sequences at /slots (on)")
-    help = "put the suffix before the prefix in /infill (off)"
-    options.switch("--spm-infill", help=help, dest="spm_infill")
+    options.switch("--slots", off=True, env=env, help="show the state of sequences at /slots (on)")
+    options.switch("--spm-infill", help="put the suffix before the prefix in /infill (off)")
     off = ("--no-ui", "--no-webui")
-    options.switch("--ui", "--webui", off=off, env="LLAMA_ARG_UI", help="serve the chat page (on)", dest="page")
+    options.switch("--ui", "--webui", off=off, env=True, help="serve the chat page (on)", dest="page")
 
 
 def _add_answers(options: Options) -> None:
     """Add how requests are answered."""
     switch = options.switch
-    env, off = "LLAMA_ARG_CACHE_PROMPT", ("--no-cache-prompt",)
     help = "reuse cached prefixes of earlier requests, unless a request says otherwise (on)"
-    switch("--cache-prompt", off=off, env=env, help=help, dest="cache_prompt")
-    env, help = "LLAMA_ARG_PREFILL_ASSISTANT", "continue a last message of the assistant (on)"
-    switch("--prefill-assistant", off=("--no-prefill-assistant",), env=env, help=help, dest="prefill_assistant")
+    switch("--cache-prompt", off=True, env=True, help=help)
+    switch("--prefill-assistant", off=True, env=True, help="continue a last message of the assistant (on)")
     env, help = "LLAMA_ARG_THINK", "reasoning: in a separate field (auto, deepseek), or part of the answer (none)"
     options.add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
-    switch("-e", "--escape", off=("--no-escape",), help="process escapes such as \\n in options (on)", dest="escape")
+    switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -203,13 +191,7 @@ def _words(text: str | None) -> list[str]:
 
 
 def embedder(args: argparse.Namespace) -> "Llama":
-    """Return the model opened for embeddings.
-
-    Raises
-    ------
-    ValueError
-        When neither the model nor the options define the pooling, or the model cannot rerank.
-    """
+    """Return the model opened for embeddings."""
     from pylongctx.completions.embeddings import NO_POOLING, RANK
     from pylongctx.llama import Llama
 
@@ -246,23 +228,15 @@ def add_router_options(options: Options) -> None:
     add = options.add
     help = "serve several models: folders, files or names; requests choose one by name (none)"
     options.several("--models", "--models-dir", metavar="FOLDER", env=FOLDERS, help=help)
-    help, env = f"maximum models loaded at once, 0 for no limit ({MAX_MODELS})", "LLAMA_ARG_MODELS_MAX"
-    add("--models-max", parse=integer, env=env, help=help)
+    add("--models-max", parse=integer, env=True, help=f"maximum models loaded at once, 0 for no limit ({MAX_MODELS})")
     add("--models-memory", parse=number, metavar="GIB", help="maximum GiB of all loaded models (no limit)")
-    off, env = ("--no-models-autoload",), "LLAMA_ARG_MODELS_AUTOLOAD"
     help = "load the model named by a request; off: only POST /models/load loads models (on)"
-    options.switch("--models-autoload", off=off, env=env, help=help, dest="autoload")
+    options.switch("--models-autoload", off=True, env=True, help=help, dest="autoload")
     add("--socket", parse=integer, help=argparse.SUPPRESS)  # for the process of one model
 
 
 def model_words(args: argparse.Namespace) -> list[str]:
-    """Return the folders, files and names of several models; none for a server of one.
-
-    Raises
-    ------
-    ValueError
-        When a single model is given as well.
-    """
+    """Return the folders, files and names of several models; none for a server of one."""
     if args.socket is not None:
         return []
     named = {"a model": args.positional_model or args.model, "--alias": args.alias}
@@ -328,30 +302,18 @@ def add_web_options(options: Options) -> None:
     add = options.add
     help = "serve the files of a folder instead of the chat page; they need no key (none)"
     add("--path", metavar="FOLDER", env="LLAMA_ARG_STATIC_PATH", help=help)
-    add("--api-prefix", metavar="PREFIX", env="LLAMA_ARG_API_PREFIX", help="prefix of all paths, such as /llm (none)")
-    help = "TLS certificate, a PEM file (none: http)"
-    add("--ssl-cert-file", metavar="FILE", env="LLAMA_ARG_SSL_CERT_FILE", help=help)
-    add(
-        "--ssl-key-file",
-        metavar="FILE",
-        env="LLAMA_ARG_SSL_KEY_FILE",
-        help="private key of the certificate, a PEM file",
-    )
-    options.switch("--reuse-port", env="LLAMA_ARG_REUSE_PORT", help="let several servers listen on one port (off)")
+    add("--api-prefix", metavar="PREFIX", env=True, help="prefix of all paths, such as /llm (none)")
+    add("--ssl-cert-file", metavar="FILE", env=True, help="TLS certificate, a PEM file (none: http)")
+    add("--ssl-key-file", metavar="FILE", env=True, help="private key of the certificate, a PEM file")
+    options.switch("--reuse-port", env=True, help="let several servers listen on one port (off)")
     help = "time to receive the body of a request, plus 1 s for every 64 KiB (30)"
-    add("-to", "--timeout", parse=number, metavar="SECONDS", env="LLAMA_ARG_TIMEOUT", help=help)
+    add("-to", "--timeout", parse=number, metavar="SECONDS", env=True, help=help)
     help = "idle time after which a stream sends a comment; -1: never (10)"
-    add("--sse-ping-interval", parse=integer, metavar="SECONDS", env="LLAMA_ARG_SSE_PING_INTERVAL", help=help)
+    add("--sse-ping-interval", parse=integer, metavar="SECONDS", env=True, help=help)
 
 
 def web_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of ``Settings`` that were given.
-
-    Raises
-    ------
-    ValueError
-        When a folder or a file is missing, or a number is out of range.
-    """
+    """Return the fields of ``Settings`` that were given."""
     given: dict[str, Any] = {}
     if args.timeout is not None:
         given["body_patience"] = _above_0("--timeout", args.timeout)

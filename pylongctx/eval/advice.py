@@ -31,21 +31,11 @@ ONE = (1, 1)  # threads, for what does not depend on them
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds of a token, for reading a text and for writing an answer.
+    """Seconds of a token, for reading a text and for writing an answer."""
 
-    Attributes
-    ----------
-    weights : float
-        Without any attention.
-    key : float
-        More for each key that is read.
-    score : float
-        More for each key that is scored, and perhaps not read.
-    """
-
-    weights: float
-    key: float
-    score: float
+    weights: float  # without any attention
+    key: float  # more for each key that is read
+    score: float  # more for each key that is scored, and perhaps not read
 
     def of_full(self, n: int) -> float:
         """Return the seconds of the token after ``n`` others, with full attention."""
@@ -60,27 +50,13 @@ class Speed:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Time and memory of a method for a text.
-
-    Attributes
-    ----------
-    method : str
-        Its name.
-    read : float
-        Seconds until the text is evaluated, and compressed.
-    token : float
-        Seconds of a token of the answer.
-    kv_bytes : dict of str to int
-        KV memory by type, that of ``kvzip`` after ``compress``.
-    fits : dict of str to bool
-        Whether it fits into memory together with the weights, by type.
-    """
+    """Time and memory of a method for a text."""
 
     method: str
-    read: float
-    token: float
-    kv_bytes: dict[str, int]
-    fits: dict[str, bool]
+    read: float  # seconds until the text is evaluated, and compressed
+    token: float  # seconds of a token of the answer
+    kv_bytes: dict[str, int]  # by type, that of kvzip after compress
+    fits: dict[str, bool]  # by type: together with the weights
 
 
 @dataclass(frozen=True)
@@ -105,25 +81,7 @@ class Advice:
 def advise(path: str, length: int | None = None, **options: Any) -> Advice:
     """Return estimates of time and memory for the methods that can read a text.
 
-    Parameters
-    ----------
-    path : str
-        GGUF file.
-    length : int or None
-        Tokens of the text. None: the trained context, less room for an answer.
-    **options
-        Arguments of Llama, such as ``n_threads``.
-
-    Raises
-    ------
-    ValueError
-        When the length is less than 1, or the library refuses the model.
-
-    Examples
-    --------
-    >>> found = advise("model.gguf", 4096)
-    >>> [one.method for one in found.estimates]
-    ['dca', 'longheads']
+    ``length`` None is the trained context, less room for an answer; ``options`` are arguments of Llama.
     """
     if length is not None and length < 1:
         raise ValueError(f"length must be at least 1, not {length}")
@@ -133,7 +91,7 @@ def advise(path: str, length: int | None = None, **options: Any) -> Advice:
     window, tile, first = _windows(path, **options)
     every = "full" if n <= n_train else "dca"
     rows = (
-        (every, _sum(lambda at: reading.of_full(at), n), writing.of_full(n)),
+        (every, _sum(reading.of_full, n), writing.of_full(n)),
         (
             "longheads",
             _sum(lambda at: reading.of_longheads(at, tile, first), n),

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 from pylongctx.eval.files import after_context, published, read_lines, stem
-from pylongctx.eval.haystack import SYNTHETIC, load_text, sentences
+from pylongctx.eval.haystack import N_PER_TOKEN, SYNTHETIC, load_text, sentences
 from pylongctx.eval.scorers import only_label
-from pylongctx.eval.task import Answer, Question, Sample, Vocabulary
+from pylongctx.eval.task import Answer, FileQuestion, Sample, Vocabulary
 
 HINT = "--data is a test file of bAbI, such as qa1_single-supporting-fact_test.txt"
 SEPARATOR = re.compile(r"\s*[\t|]\s*")  # between question, answer and numbers of facts
 MIN_SENTENCE_TOKENS = 10  # tokens of a sentence of the novel; shorter ones are left out
-N_PER_TOKEN = 8  # characters of novel for each token wanted
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,13 @@ class Story:
 
 
 @dataclass(frozen=True)
-class BabiLong(Question):
+class BabiLong(FileQuestion):
     """Answer a question about facts that are spread over a novel.
 
     Attributes
     ----------
     data : str
         A test file of bAbI; its name begins with the task: qa1, qa2 or qa5.
-    tests : int or None
-        The number of questions, from the first on; None: all.
     haystack : str
         The novel: "synthetic", a text file or a folder of them.
 
@@ -51,23 +48,27 @@ class BabiLong(Question):
     'babilong-qa1'
     """
 
-    headline: ClassVar[str] = "score"
-    data: str
     tests: int | None = 100
     max_tokens: int = 20
     haystack: str = SYNTHETIC
-    name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        number = stem(self.data).split("_")[0]
-        if number not in published("babilong"):
+        if self._number not in published("babilong"):
             known = ", ".join(published("babilong"))
             raise ValueError(f"{self.data}: the name of the file must begin with its task and _; available: {known}")
-        object.__setattr__(self, "name", f"babilong-{number}")
+
+    @property
+    def name(self) -> str:
+        """The task of bAbI."""
+        return f"babilong-{self._number}"
+
+    @property
+    def _number(self) -> str:
+        return stem(self.data).split("_")[0]
 
     @property
     def _task(self) -> dict[str, Any]:
-        task: dict[str, Any] = published("babilong")[self.name.removeprefix("babilong-")]
+        task: dict[str, Any] = published("babilong")[self._number]
         return task
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:

@@ -17,16 +17,16 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pylongctx.eval.files import Kind, published, read_rows, stem
 from pylongctx.eval.fitting import Make, fitted
 from pylongctx.eval.scorers import first_letter, same_code
-from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
+from pylongctx.eval.task import Answer, FileQuestion, Record, Sample, Vocabulary
 
 MIB = 1 << 20
 # reads the code and its limits, applies them, and tells at the end that nothing was raised
@@ -110,15 +110,13 @@ FENCE = re.compile(r"^```\w*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Bamboo(Question):
+class Bamboo(FileQuestion):
     """Answer questions about papers with a letter, or complete code.
 
     Attributes
     ----------
     data : str
         A file of BAMBOO; its name begins with paperqa or private_eval.
-    tests : int or None
-        The number of questions, from the first on; None: all.
     library : str
         Of private_eval: only the tasks of NumpyEval, PandasEval or TorchDataEval, "" for all.
     execute : bool
@@ -134,14 +132,9 @@ class Bamboo(Question):
     'paperqa'
     """
 
-    headline: ClassVar[str] = "score"
-    data: str
-    tests: int | None = None
-    max_tokens: int | None = None
     library: str = ""
     execute: bool = False
     repository: str = ""
-    name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         if self.library not in ("", *TABLES):
@@ -152,8 +145,11 @@ class Bamboo(Question):
             raise ValueError(f"{self.kind} has no code to run: leave execute and library out")
         if self.execute and not self.repository:
             raise ValueError("execute needs repository, the folder of https://github.com/RUCAIBox/BAMBOO")
-        name = stem(self.data) + f"-{self.library}" * bool(self.library) + "-executed" * self.execute
-        object.__setattr__(self, "name", name)
+
+    @property
+    def name(self) -> str:
+        """The name of the file, and what is run of it."""
+        return stem(self.data) + f"-{self.library}" * bool(self.library) + "-executed" * self.execute
 
     @property
     def kind(self) -> str:

@@ -1,7 +1,7 @@
 """The chunks that heads read while they answer with a pass key: LongHeads' table 3 and figure 5."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,12 +27,12 @@ class Chunks(SingleModel):
         Those of ``Passkey``.
     """
 
+    name = "chunks"
     headline: ClassVar[str] = "cover_rate"
     tests: int = 1
     depths: tuple[float, ...] = ()
     haystack: str = "sentences"
     separator: str = "space"
-    name: str = field(default="chunks", init=False)
 
     @property
     def _question(self) -> Passkey:

@@ -29,19 +29,11 @@ SAMPLES_PER_UNIT = 8  # few enough to distribute and repeat, enough to be worth 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """Some samples of a cell, which can be pickled.
-
-    Attributes
-    ----------
-    samples : sequence of Sample
-        All samples of the cell, from which its context window is derived.
-    todo : tuple of str
-        Digests of those to run.
-    """
+    """Some samples of a cell, which can be pickled."""
 
     cell: Cell
-    samples: Sequence[Sample]
-    todo: tuple[str, ...]
+    samples: Sequence[Sample]  # all of the cell, from which its context window is derived
+    todo: tuple[str, ...]  # digests of those to run
 
     def without(self, done: Container[str]) -> Unit:
         """Return the unit without the samples of these digests."""
@@ -294,20 +286,7 @@ LOCAL, DASK = "local", "dask://"
 
 
 def make_executor(name: str, n_workers: int | None = 1) -> Executor:
-    """Return the executor of ``"local"`` or ``"dask://host:port"``.
-
-    Parameters
-    ----------
-    n_workers : int or None
-        Maximum processes of ``local``; None: as many as memory and cores allow.
-
-    Raises
-    ------
-    ValueError
-        When the executor is unknown.
-    ImportError
-        When Dask is missing.
-    """
+    """Return the executor of ``"local"``, with up to ``n_workers`` processes, or ``"dask://host:port"``."""
     if name == LOCAL:
         return Local(n_workers)
     if name.startswith(DASK) and len(name) > len(DASK):

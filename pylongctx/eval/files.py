@@ -98,11 +98,6 @@ def read_lines(path: str | Path, hint: str) -> list[str]:
     ------
     ValueError
         When there is no such file.
-
-    Examples
-    --------
-    >>> len(read_lines("book.txt", "--data is a text"))
-    1
     """
     return _text(path, hint).rstrip("\n").split("\n")
 

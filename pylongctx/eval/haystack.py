@@ -17,6 +17,7 @@ from pylongctx.files import plain_text
 
 SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 SYNTHETIC = "synthetic"
+N_PER_TOKEN = 8  # characters to take for each token wanted
 WHO = "The baker|The captain|A gardener|My neighbour|The old teacher|A young clerk|The miller|Our doctor"
 DID = "carried|painted|repaired|sold|found|borrowed|measured|counted|washed|forgot|described|bought"
 HOW = "small|heavy|broken|green|wooden|silver|borrowed|narrow|dusty|painted|quiet|round"
@@ -28,13 +29,7 @@ SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]]))\s+(?=[\"'(\[]?[A-Z
 
 
 def synthetic_sentences(seed: int) -> Iterator[str]:
-    """Yield plain sentences without end; they follow from the seed and hold no digits.
-
-    Examples
-    --------
-    >>> next(synthetic_sentences(0)) == next(synthetic_sentences(0))
-    True
-    """
+    """Yield plain sentences without end; they follow from the seed and hold no digits."""
     random = Random(f"haystack-{seed}")
 
     def choose(words: str) -> str:
@@ -209,87 +204,80 @@ def _number(kind: str, owner: str) -> Fact:
 
 NUMBERS = tuple(_number(kind, owner) for kind, owner in zip(KINDS, OWNERS, strict=False))
 
+
+def _person(did: str, what: str, others: tuple[str, ...], paraphrase: str) -> Fact:
+    return Fact(f"{{answer}} {did}.", f"Who {did}?", what, others, paraphrase)
+
+
 PEOPLE = (
-    Fact(
-        "{answer} keeps a sailing boat in the harbour of {what}.",
-        "Who keeps a sailing boat in the harbour of {what}?",
+    _person(
+        "keeps a sailing boat in the harbour of {what}",
         "Marseille",
         ("Hamburg", "Oslo", "Lisbon", "Genoa"),
         "Which person owns a vessel on the south coast of France?",
     ),
-    Fact(
-        "{answer} cannot eat anything made from {what}.",
-        "Who cannot eat anything made from {what}?",
+    _person(
+        "cannot eat anything made from {what}",
         "milk",
         ("peanuts", "shrimps", "strawberries", "mustard"),
         "Which person has to avoid cheese?",
     ),
-    Fact(
-        "{answer} plays the {what} every Friday.",
-        "Who plays the {what} every Friday?",
+    _person(
+        "plays the {what} every Friday",
         "violin",
         ("trumpet", "drums", "flute", "organ"),
         "Which person needs an instrument with four strings and a bow?",
     ),
-    Fact(
-        "{answer} lives right next to the {what}.",
-        "Who lives right next to the {what}?",
+    _person(
+        "lives right next to the {what}",
         "Eiffel Tower",
         ("Brandenburg Gate", "Colosseum", "Kremlin", "Acropolis"),
         "Which person has a home in Paris?",
     ),
-    Fact(
-        "{answer} was bitten by a {what} last summer.",
-        "Who was bitten by a {what} last summer?",
+    _person(
+        "was bitten by a {what} last summer",
         "cobra",
         ("hamster", "parrot", "pony", "squirrel"),
         "Which person met a poisonous snake?",
     ),
-    Fact(
-        "{answer} studied the {what} for six years.",
-        "Who studied the {what} for six years?",
+    _person(
+        "studied the {what} for six years",
         "stars and planets",
         ("beetles of Africa", "laws of Rome", "poems of Homer", "bridges of Prague"),
         "Which person became an astronomer?",
     ),
-    Fact(
-        "{answer} never learned to {what}.",
-        "Who never learned to {what}?",
+    _person(
+        "never learned to {what}",
         "swim",
         ("ride a bicycle", "read music", "cook rice", "drive a car"),
         "Which person would drown in deep water?",
     ),
-    Fact(
-        "{answer} repairs {what} for a living.",
-        "Who repairs {what} for a living?",
+    _person(
+        "repairs {what} for a living",
         "clocks",
         ("shoes", "roofs", "pianos", "bicycles"),
         "Which person could help me when my watch has stopped?",
     ),
-    Fact(
-        "{answer} bought a dozen {what} at the market.",
-        "Who bought a dozen {what} at the market?",
+    _person(
+        "bought a dozen {what} at the market",
         "roses",
         ("eggs", "herrings", "candles", "towels"),
         "Which person came home with flowers?",
     ),
-    Fact(
-        "{answer} speaks fluent {what}.",
-        "Who speaks fluent {what}?",
+    _person(
+        "speaks fluent {what}",
         "Portuguese",
         ("Finnish", "Hungarian", "Korean", "Turkish"),
         "Which person could work as an interpreter in Brazil?",
     ),
-    Fact(
-        "{answer} once won a race on {what}.",
-        "Who once won a race on {what}?",
+    _person(
+        "once won a race on {what}",
         "skis",
         ("horseback", "a camel", "a tricycle", "stilts"),
         "Which person is good at a sport that needs snow?",
     ),
-    Fact(
-        "{answer} dreams of travelling to the {what}.",
-        "Who dreams of travelling to the {what}?",
+    _person(
+        "dreams of travelling to the {what}",
         "moon",
         ("Amazon", "Himalayas", "Sahara", "Black Sea"),
         "Which person would like to be an astronaut?",
@@ -309,11 +297,6 @@ class Stated:
         Similar sentences with other answers.
     question, answer, prefix : str
         What is asked, what is right, and what the answer begins with.
-
-    Examples
-    --------
-    >>> Stated("Kofi speaks Korean.", (), "Who speaks Korean?", "Kofi", "").answer
-    'Kofi'
     """
 
     text: str

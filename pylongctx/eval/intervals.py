@@ -55,11 +55,6 @@ class Difference:
         Of the paired differences, method minus base.
     ratio : float
         Mean of the method divided by that of the base; NaN for a base of 0.
-
-    Examples
-    --------
-    >>> Difference(0.8, 0.6, Interval(-0.2, -0.4, 0.0, 10), 0.75).ratio
-    0.75
     """
 
     base: float

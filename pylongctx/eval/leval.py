@@ -8,15 +8,14 @@ the authors allow, where the score reads their beginning.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 from pylongctx.eval.files import Kind, published, read_rows
 from pylongctx.eval.fitting import Make, fitted
 from pylongctx.eval.scorers import contained, mean, multiple_choice, same_number
-from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
+from pylongctx.eval.task import Answer, FileQuestion, Record, Sample, Vocabulary
 
 HINT = "--data is a file of L-Eval, such as quality.jsonl"
 FIELDS: dict[str, Kind] = {"input": str, "instructions": list, "outputs": list}
@@ -24,7 +23,7 @@ PLACES = ("first", "second", "third")  # of a topic, in the order of the questio
 
 
 @dataclass(frozen=True)
-class LEval(Question):
+class LEval(FileQuestion):
     """Answer questions about documents: choices, numbers and topics.
 
     Attributes
@@ -32,8 +31,6 @@ class LEval(Question):
     data : str
         A file of L-Eval: ``quality.jsonl``, ``coursera.jsonl``, ``gsm100.jsonl`` or ``topic_retrieval_longchat.jsonl``.
         The name tells the kind, as in L-Eval; another one has choices of which one is right.
-    tests : int or None
-        The number of questions, from the first on; None: all.
     max_tokens : int or None
         Most tokens of an answer. None: 32 for letters, 64 for topics, 512 for a calculation.
 
@@ -43,14 +40,10 @@ class LEval(Question):
     'gsm'
     """
 
-    headline: ClassVar[str] = "score"
-    data: str
-    tests: int | None = None
-    max_tokens: int | None = None
-    name: str = field(default="", init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", Path(self.data).stem)
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return Path(self.data).stem
 
     @property
     def kind(self) -> str:

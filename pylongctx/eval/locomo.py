@@ -12,16 +12,16 @@ import re
 import string
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 from pylongctx.eval.files import Kind, check_fields, published, read_json, stem
 from pylongctx.eval.fitting import MARGIN, largest_fit
 from pylongctx.eval.scorers import mean, package, token_f1
-from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
+from pylongctx.eval.task import Answer, FileQuestion, Record, Sample, Vocabulary
 
 HINT = "--data is locomo10.zip, a folder of its files, or one file"
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
@@ -31,7 +31,7 @@ ARTICLES = re.compile(r"\b(a|an|the|and)\b")
 
 
 @dataclass(frozen=True)
-class LoCoMo(Question):
+class LoCoMo(FileQuestion):
     """Answer questions about a long chat, of which the last turns are kept where all do not fit.
 
     Attributes
@@ -51,18 +51,17 @@ class LoCoMo(Question):
     'locomo-temporal'
     """
 
-    headline: ClassVar[str] = "score"
-    data: str
-    tests: int | None = None
-    max_tokens: int | None = None
     category: str = ""
     chats: int | None = None
-    name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         if self.category not in ("", *CATEGORIES.values()):
             raise ValueError(f"category is one of {', '.join(CATEGORIES.values())}, not {self.category!r}")
-        object.__setattr__(self, "name", "locomo" + f"-{self.category}" * bool(self.category))
+
+    @property
+    def name(self) -> str:
+        """The benchmark, and the category that is chosen."""
+        return "locomo" + f"-{self.category}" * bool(self.category)
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per question; the seed orders the choices of adversarial ones."""

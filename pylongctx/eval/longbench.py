@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pylongctx.eval import scorers
 from pylongctx.eval.files import Kind, after_context, published, read_rows
@@ -53,7 +53,6 @@ class LongBench(Question):
         Tokens at which prompts are cut in the middle. None: what the length leaves besides the answer.
     """
 
-    headline: ClassVar[str] = "score"
     name: str = "hotpotqa"
     data: str = "."
     tests: int | None = None

@@ -54,11 +54,6 @@ class Positions:
         Base of the angles.
     scaled : str
         The scaling that the model was made with, "" for none.
-
-    Examples
-    --------
-    >>> Positions(n_ctx_train=4096, n_rot=128).base
-    10000.0
     """
 
     n_ctx_train: int

@@ -5,19 +5,17 @@ their overlap with the expected answer, ROUGE-L, or a match. ``passkey`` as a ne
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
 
 import numpy as np
 
-from pylongctx.eval.haystack import SYNTHETIC, load_text
+from pylongctx.eval.haystack import N_PER_TOKEN, SYNTHETIC, load_text
 from pylongctx.eval.scorers import exact_match, mean, rouge_l, string_match_part, word_overlap
 from pylongctx.eval.task import Answer, Question, Record, Sample, Vocabulary
 
 SCORERS = {"overlap": word_overlap, "match": string_match_part, "exact": exact_match, "rouge": rouge_l}
 COLORS = ("#f0496e", "#ebb839", "#0cd79f")  # of the published heat maps: not found, partly, found
-N_PER_TOKEN = 8  # characters of haystack made for each token wanted; more when they are not enough
 BEST_THINGS = {  # decoys of the default needle
     "Boston": "fly a kite and walk along the harbour on a windy day",
     "Chicago": "rent a boat and look at the towers from the river at night",
@@ -63,7 +61,6 @@ class Needle(Question):
     'What is the pass key?'
     """
 
-    headline: ClassVar[str] = "score"
     depth_percents: tuple[float, ...] = (0.0, 25.0, 50.0, 75.0, 100.0)
     needle: str = "\nThe best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day.\n"
     retrieval_question: str = "What is the best thing to do in San Francisco?"
@@ -78,7 +75,6 @@ class Needle(Question):
     decoy_texts: tuple[tuple[str, str], ...] = tuple(
         (f"\nThe best thing to do in {city} is {thing}.\n", thing) for city, thing in BEST_THINGS.items()
     )
-    name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         if self.scorer not in SCORERS:
@@ -87,7 +83,11 @@ class Needle(Question):
             raise ValueError("depth percents must be from 0 to 100")
         if not 0 <= self.decoys <= len(self.decoy_texts):
             raise ValueError(f"decoys must be from 0 to {len(self.decoy_texts)}, the number of decoy_texts")
-        object.__setattr__(self, "name", "needle" + f"-{self.decoys}-decoys" * bool(self.decoys))
+
+    @property
+    def name(self) -> str:
+        """The task, and the number of decoys."""
+        return "needle" + f"-{self.decoys}-decoys" * bool(self.decoys)
 
     @property
     def settings(self) -> Record:

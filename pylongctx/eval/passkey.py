@@ -11,7 +11,7 @@ the embedded model was trained on; ``fill`` offers both.
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -65,12 +65,6 @@ class Prompt:
         Where the key is hidden, 0 to 1.
     needle : tuple of int
         Start and stop of the tokens that hold the sentences with the key; a token across a border counts.
-
-    Examples
-    --------
-    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 300, trial=0, seed=0)
-    >>> llm.detokenize(prompt.answer).decode().strip() == str(prompt.key)
-    True
     """
 
     length: int
@@ -171,13 +165,6 @@ class Trial:
         Whether the first number in the answer is the key.
     seconds : float
         Prompt and answer together.
-
-    Examples
-    --------
-    >>> prompt = make_prompt(llm.tokenize, load_haystack("sentences"), 300, trial=0, seed=0)
-    >>> trial = run_trial(llm, prompt)
-    >>> trial.strict, trial.key == prompt.key
-    (True, True)
     """
 
     model: str
@@ -211,17 +198,13 @@ def run_trial(llm: Llama, prompt: Prompt) -> Trial:
     seconds = time.perf_counter() - start
     text = llm.detokenize(output).decode("utf-8", "ignore")
     number = re.search(r"\d+", text)
+    asked = {name: getattr(prompt, name) for name in ("length", "haystack", "separator", "seed", "trial", "key")}
     return Trial(
+        **asked,
         model=Path(llm.model_path).name,
         method=str(llm.method or ""),
-        length=prompt.length,
         n_tokens=len(prompt.tokens) + len(prompt.answer),
-        haystack=prompt.haystack,
-        separator=prompt.separator,
-        seed=prompt.seed,
-        trial=prompt.trial,
         depth=round(prompt.depth, 4),
-        key=prompt.key,
         answer=text,
         strict=output == prompt.answer,
         regex=number is not None and number.group() == str(prompt.key),
@@ -264,17 +247,19 @@ class Passkey(Question):
     separator: str = "space"
     junk: int | None = None
     position: int | None = None
-    name: str = field(default="passkey", init=False)
 
     def __post_init__(self) -> None:
         if self.style not in STYLES:
             raise ValueError(f"unknown style {self.style!r}; available: {', '.join(STYLES)}")
-        if self.digits is not None:
-            object.__setattr__(self, "name", f"passkey-{self.digits}-digits")
         if self.digits is not None and self.digits < 1:
             raise ValueError(f"digits must be at least 1, not {self.digits}")
         if self.style == "landmark" and self.depths:
             raise ValueError("the style landmark draws its depths itself; choose another style, or no depths")
+
+    @property
+    def name(self) -> str:
+        """The task, and the digits that are asked for."""
+        return "passkey" if self.digits is None else f"passkey-{self.digits}-digits"
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return one sample per trial."""

@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -109,13 +109,7 @@ def mean_nll(llm: Llama, tokens: Sequence[int], last: int) -> float:
 
 
 def perplexity(llm: Llama, tokens: Sequence[int], last: int) -> float:
-    """Return ``exp(mean_nll(llm, tokens, last))``.
-
-    Examples
-    --------
-    >>> perplexity(llm, tokens[:128], last=32) < 100
-    True
-    """
+    """Return ``exp(mean_nll(llm, tokens, last))``."""
     return math.exp(mean_nll(llm, tokens, last))
 
 
@@ -123,13 +117,7 @@ def perplexity(llm: Llama, tokens: Sequence[int], last: int) -> float:
 
 
 def read_text(path: str) -> str:
-    """Return a file's text without a last newline, as llama.cpp's ``-f`` reads it.
-
-    Examples
-    --------
-    >>> len(read_text("book.txt")) > 1000
-    True
-    """
+    """Return a file's text without a last newline, as llama.cpp's ``-f`` reads it."""
     if not Path(path).is_file():
         raise ValueError(f"there is no text file {path!r}")
     return without_note(read_file(path)).removesuffix("\n")
@@ -244,12 +232,12 @@ class Perplexity(SingleModel):
     (64, True)
     """
 
+    name = "perplexity"
     headline: ClassVar[str] = "perplexity"
     file: str | tuple[str, ...]
     mode: str = "llama.cpp"
     chunks: int | None = None
     stride: int = 256
-    name: str = field(default="perplexity", init=False)
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -383,11 +371,11 @@ class Divergence(Task):
     0.0
     """
 
+    name = "kld"
     headline: ClassVar[str] = "Mean KLD"
     file: str | tuple[str, ...]
     chunks: int | None = None
     base: str = "full"
-    name: str = field(default="kld", init=False)
 
     @property
     def settings(self) -> Record:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.eval.haystack import SYNTHETIC, Stated, draw_facts, load_text
+from pylongctx.eval.haystack import N_PER_TOKEN, SYNTHETIC, Stated, draw_facts, load_text
 from pylongctx.eval.needle import hidden
 from pylongctx.eval.perplexity import nll_of, token_nll
 from pylongctx.eval.scorers import mean, string_match_part
@@ -38,7 +37,6 @@ from pylongctx.methods.base import check_share
 
 ASKED = {"number": "recall", "literal": "recall-names", "paraphrase": "recall-paraphrased"}  # and names of tasks
 INTRO = "Some facts are hidden in the following text. Remember them. I will ask for them afterwards.\n\n"
-N_PER_TOKEN = 8  # characters of haystack for each token wanted
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,6 @@ class Recall(SingleModel):
     (3, 1, True)
     """
 
-    headline: ClassVar[str] = "score"
     asked: str = "number"
     tests: int = 4
     questions: int = 5
@@ -84,7 +81,6 @@ class Recall(SingleModel):
     scored: int = 0
     compress: float = 1.0
     max_tokens: int = 12
-    name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         if self.asked not in ASKED:
@@ -92,7 +88,11 @@ class Recall(SingleModel):
         if min(self.tests, self.questions) < 1 or min(self.decoys, self.fresh, self.scored) < 0:
             raise ValueError("tests and questions must be at least 1; decoys, fresh and scored must be at least 0")
         check_share("compress", self.compress)
-        object.__setattr__(self, "name", self.kind + f"-compressed-{self.compress:g}" * (self.compress < 1))
+
+    @property
+    def name(self) -> str:
+        """The kind of questions, and how much of a text is left."""
+        return self.kind + f"-compressed-{self.compress:g}" * (self.compress < 1)
 
     @property
     def kind(self) -> str:

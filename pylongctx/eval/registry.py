@@ -15,34 +15,16 @@ if TYPE_CHECKING:
 class TaskEntry(NamedTuple):
     """A task that has a name.
 
-    Attributes
-    ----------
-    task : str
-        Its class as ``module:Class``, a module of ``pylongctx.eval``.
-    help : str
-        What it measures, in a line.
-    data : str
-        What ``--data`` names, for a class with the field ``data``; empty when the samples are made.
-    lengths : str
-        Default of ``--lengths``, in tokens.
-    options : bool
-        Whether ``OWN_OPTIONS`` of ``pylongctx.cli.eval`` has its options. Else the class has the standard ones:
-        ``data`` if it reads a file, ``tests`` for ``--limit``, and ``max_tokens`` for ``--predict``.
-    plans_only : bool
-        Whether only ``pylongctx matrix`` knows it.
-
-    Examples
-    --------
-    >>> TASKS["leval"].data
-    'a file of L-Eval, such as quality.jsonl'
+    ``OWN_OPTIONS`` of ``pylongctx.cli.eval`` has its ``options``. Without them the class has the standard ones, which
+    are ``data`` if it reads a file, ``tests`` for ``--limit``, and ``max_tokens`` for ``--predict``.
     """
 
-    task: str
+    task: str  # its class as module:Class, a module of pylongctx.eval
     help: str
-    data: str = ""
-    lengths: str = "4096"
+    data: str = ""  # what --data names; empty when the samples are made
+    lengths: str = "4096"  # default of --lengths
     options: bool = False
-    plans_only: bool = False
+    plans_only: bool = False  # only pylongctx matrix knows it
 
 
 TASKS = {
@@ -71,18 +53,7 @@ TASKS = {
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of a task.
-
-    Raises
-    ------
-    KeyError
-        When no task has the name.
-
-    Examples
-    --------
-    >>> task_class("leval").__name__
-    'LEval'
-    """
+    """Return the class of a task."""
     module, _, cls = TASKS[name].task.partition(":")
     found: type[Task] = getattr(import_module(f"pylongctx.eval.{module}"), cls)
     return found

@@ -11,28 +11,26 @@ number of the answer.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 from pylongctx.eval.files import Kind, published, read_rows, stem
 from pylongctx.eval.fitting import questions_on_parts
 from pylongctx.eval.scorers import last_number, string_match_part
-from pylongctx.eval.task import Answer, Question, Sample, Vocabulary
+from pylongctx.eval.task import Answer, FileQuestion, Sample, Vocabulary
 
 HINT = "--data is a file of Lost in the Middle, such as kv-retrieval-75_keys.jsonl.gz"
 PAIR_FIELDS: dict[str, Kind] = {"ordered_kv_records": list, "key": str, "value": str}
 
 
 @dataclass(frozen=True)
-class KeyValue(Question):
+class KeyValue(FileQuestion):
     """Answer with the value of a key in a JSON object of random keys and values.
 
     Attributes
     ----------
     data : str
         A file of the benchmark, such as ``kv-retrieval-75_keys.jsonl.gz``.
-    tests : int or None
-        The number of cases, from the first on; None: all.
     place : int or None
         Where the pair stands that is asked for, from 0 on, as in the published scripts. None: where the file has it.
     questions : int
@@ -44,16 +42,13 @@ class KeyValue(Question):
     'kv-retrieval-75_keys'
     """
 
-    headline: ClassVar[str] = "score"
-    data: str
-    tests: int | None = None
-    max_tokens: int | None = None
     place: int | None = None
     questions: int = 1
-    name: str = field(default="", init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", stem(self.data) + (f"-at-{self.place}" if self.place is not None else ""))
+    @property
+    def name(self) -> str:
+        """The name of the file, and the place."""
+        return stem(self.data) + (f"-at-{self.place}" if self.place is not None else "")
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return the samples of each case, with fewer pairs where all do not fit. The seed changes nothing."""
@@ -97,15 +92,13 @@ LINES = re.compile(r"(?<=\n)(?:line [^\n]*\n)+")  # all lines of the record, wit
 
 
 @dataclass(frozen=True)
-class LongEval(Question):
+class LongEval(FileQuestion):
     """Answer with the number in one of many lines.
 
     Attributes
     ----------
     data : str
         A file of LongEval, such as ``200_lines.jsonl``.
-    tests : int or None
-        The number of cases, from the first on; None: all.
     questions : int
         Questions about the lines of each case: its own, then others for evenly spaced lines in the same words.
 
@@ -115,15 +108,13 @@ class LongEval(Question):
     'longeval-200_lines'
     """
 
-    headline: ClassVar[str] = "score"
-    data: str
-    tests: int | None = None
     max_tokens: int = 100
     questions: int = 1
-    name: str = field(default="", init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", f"longeval-{stem(self.data)}")
+    @property
+    def name(self) -> str:
+        """The benchmark and the name of the file."""
+        return f"longeval-{stem(self.data)}"
 
     def samples(self, vocabulary: Vocabulary, length: int, seed: int) -> list[Sample]:
         """Return the samples of each case, with fewer lines where all do not fit. The seed changes nothing."""

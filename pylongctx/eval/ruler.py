@@ -18,7 +18,7 @@ from functools import partial
 from importlib import resources
 from itertools import accumulate, pairwise
 from random import Random
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Drawn:
         return self.prompt + self.prefix
 
 
-D = TypeVar("D", bound=Drawn)
+Draw = Callable[[int], Drawn]  # from units of haystack to a prompt
 
 
 def largest_size(size: Callable[[int], int], step: int, highest: int, room: int) -> int:
@@ -61,14 +61,8 @@ def largest_size(size: Callable[[int], int], step: int, highest: int, room: int)
     return best
 
 
-def draw_all(draw: Callable[[int], D], fits: Callable[[D], bool], n_units: int, step: int, n: int) -> Iterator[D]:
-    """Yield ``n`` draws that fit: of ``n_units``, and ``step`` fewer after each that does not.
-
-    Raises
-    ------
-    ValueError
-        When even the smallest do not fit.
-    """
+def draw_all(draw: Draw, fits: Callable[[Drawn], bool], n_units: int, step: int, n: int) -> Iterator[Drawn]:
+    """Yield ``n`` draws that fit: of ``n_units``, and ``step`` fewer after each that does not."""
     for _ in range(n):
         units = n_units
         for _ in range(MAX_TRIES):
@@ -141,10 +135,7 @@ def adjective_nouns() -> Pairs:
 class Common:
     """Draw lists in which ten words are more common than others.
 
-    Parameters
-    ----------
-    more : str or None
-        RULER's english_words.json, for lists that are longer than wonderwords has words. None: invented words.
+    ``more`` is RULER's english_words.json, for lists that are longer than wonderwords has words. None: invented words.
     """
 
     def __init__(self, prompts: dict[str, Any], seed: int, length: int, more: str | None) -> None:
@@ -154,10 +145,6 @@ class Common:
         Random(seed).shuffle(self._words)
         self._more: list[str] = []
         self.exact = True
-
-    def step(self, length: int) -> int:
-        """Return by how many words a prompt shrinks."""
-        return 10
 
     def _list(self, n: int) -> list[str]:
         if n <= len(self._words):
@@ -284,15 +271,7 @@ KINDS = {
 
 
 class Niah:
-    """Draw prompts of one variant.
-
-    Parameters
-    ----------
-    prompts : dict
-        ``template`` and ``answer_prefix``.
-    essay : str
-        The haystack of the variants that want one.
-    """
+    """Draw prompts of one variant; ``essay`` is the haystack of those that want one."""
 
     def __init__(self, kind: Kind, prompts: dict[str, Any], seed: int, essay: str) -> None:
         self._kind, self._seed, self._random = kind, seed, Random(seed)
@@ -374,18 +353,6 @@ EXAMPLE_LENGTH, EXAMPLE_STEP = 500, 5
 EXAMPLE_VALUE = "12345"
 
 
-@dataclass(frozen=True)
-class WithExample(Drawn):
-    """A prompt before which a solved example stands."""
-
-    example: str = ""
-
-    @property
-    def text(self) -> str:
-        """Example, prompt and prefix."""
-        return self.example + self.prompt + self.prefix
-
-
 class Tracking:
     """Draw prompts; ``example`` is a solved prompt, made once, which every prompt shows with other names."""
 
@@ -414,7 +381,7 @@ class Tracking:
     def _number(self) -> str:
         return str(self._state.randint(10000, 99999))
 
-    def __call__(self, n: int) -> WithExample:
+    def __call__(self, n: int) -> Drawn:
         """Return a prompt with ``n`` lines of haystack, without the example."""
         names = self._names(5 if self.example else 3)
         value = self._number() if self.example else EXAMPLE_VALUE
@@ -427,14 +394,14 @@ class Tracking:
         fields = {"context": context, "query": value, "num_v": N_HOPS + 1}
         filled = [t.format(**fields) for t in (self._template, self._prefix, after_context(self._template))]
         prompt, prefix, question = filled
-        return WithExample(prompt, prefix, names, question)
+        return Drawn(prompt, prefix, names, question)
 
-    def shown(self, n: int) -> WithExample:
+    def shown(self, n: int) -> Drawn:
         """Return a prompt after the example, which has other random names and another value."""
         drawn, example = self(n), self.example
         for name in example.split()[-N_HOPS - 1 :]:
             example = example.replace(name, "".join(self._random.choices(string.ascii_uppercase, k=len(name))))
-        return replace(drawn, example=example.replace(EXAMPLE_VALUE, self._number()) + "\n")
+        return replace(drawn, prompt=example.replace(EXAMPLE_VALUE, self._number()) + "\n" + drawn.prompt)
 
 
 # ---- questions on documents ----
@@ -516,10 +483,6 @@ class DocumentQuestions:
     def __len__(self) -> int:
         return len(self._asked)
 
-    def step(self, length: int) -> int:
-        """Return by how many documents a prompt shrinks."""
-        return 10
-
     def draw(self, index: int, n: int) -> Drawn:
         """Return a prompt; the documents are repeated when there are fewer than ``n``."""
         asked = self._asked[index]
@@ -555,8 +518,7 @@ FAMILIES = {
 NAMES = tuple(FAMILIES)
 ESSAY_CHARACTERS = 650_000  # about what RULER's essays have
 CWE_PROBE = 4096
-
-Draw = Callable[[int], Drawn]  # from units of haystack to a prompt
+STEP = 10  # words, or documents, by which a prompt shrinks
 
 
 @dataclass(frozen=True)
@@ -596,10 +558,9 @@ class Ruler(Question):
         return [self._sample(i, d, length, seed, prompts["tokens_to_generate"], label) for i, d in enumerate(found)]
 
     def _sample(self, index: int, drawn: Drawn, length: int, seed: int, n: int, label: str) -> Sample:
-        prompt = drawn.text.removesuffix(drawn.prefix)
-        facts, shared = {"label": label, "index": index}, len(prompt) - len(drawn.question)
+        facts, shared = {"label": label, "index": index}, len(drawn.prompt) - len(drawn.question)
         name, answers = f"{length}-{seed}-{index}", tuple(drawn.answers)
-        return Sample(name, prompt, drawn.prefix, answers, n, facts=facts, shared=shared)
+        return Sample(name, drawn.prompt, drawn.prefix, answers, n, facts=facts, shared=shared)
 
     def _draw(self, prompts: dict[str, Any], sizes: _Sizes, seed: int) -> tuple[Iterable[Drawn], Callable[[], bool]]:
         """Return the prompts, and what tells afterwards whether they are RULER's own."""
@@ -639,18 +600,16 @@ class Ruler(Question):
 
     def _common(self, common: Common, sizes: _Sizes) -> Iterator[Drawn]:
         per_word = sizes.of(common(CWE_PROBE)) / CWE_PROBE
-        step = common.step(sizes.length)
-        highest = max(int(sizes.most // per_word) * 2, 2 * step)
-        n = largest_size(lambda n: sizes.of(common(n)), step, highest, sizes.room)
-        yield from draw_all(common, sizes.fits, n, step, self.tests)
+        highest = max(int(sizes.most // per_word) * 2, 2 * STEP)
+        n = largest_size(lambda n: sizes.of(common(n)), STEP, highest, sizes.room)
+        yield from draw_all(common, sizes.fits, n, STEP, self.tests)
 
     def _among_documents(self, documents: DocumentQuestions, sizes: _Sizes) -> Iterator[Drawn]:
         if self.tests > len(documents):
             raise ValueError(f"--data has {len(documents)} questions, not {self.tests}")
-        step = documents.step(sizes.length)
-        n = sizes.units(partial(documents.draw, 0), step)
+        n = sizes.units(partial(documents.draw, 0), STEP)
         for index in range(self.tests):
-            yield from draw_all(partial(documents.draw, index), sizes.fits, n, step, 1)
+            yield from draw_all(partial(documents.draw, index), sizes.fits, n, STEP, 1)
 
     def scores(self, sample: Sample, answer: Answer) -> dict[str, float]:
         """Return the score of RULER: the share of the answers found, or for questions whether one is."""

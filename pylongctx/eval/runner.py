@@ -130,15 +130,7 @@ UNNAMED = {
 
 
 def digest(cell: Cell, sample: Sample) -> str:
-    """Return a name of a sample in a cell that changes with everything an answer depends on, but the model's bytes.
-
-    Examples
-    --------
-    >>> from pylongctx.eval.passkey import Passkey
-    >>> cell = Cell("model.gguf", "longheads", Passkey(tests=1), length=300)
-    >>> len(digest(cell, make_samples(cell)[0]))
-    16
-    """
+    """Return a name of a sample in a cell that changes with everything an answer depends on, but the model's bytes."""
     parts = [cell.facts, cell.task.settings, sample.id, sample.prefix, sample.answers, sample.max_tokens, sample.stop]
     name = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
     name.update(sample.prompt.encode() if isinstance(sample.prompt, str) else sample.prompt.tobytes())
@@ -199,15 +191,7 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
 
 
 def context_window(cell: Cell, samples: Sequence[Sample]) -> int:
-    """Return the context window that a cell needs, for all its samples.
-
-    Examples
-    --------
-    >>> from pylongctx.eval.passkey import Passkey
-    >>> cell = Cell("model.gguf", "full", Passkey(tests=1), length=300)
-    >>> context_window(cell, make_samples(cell))
-    300
-    """
+    """Return the context window that a cell needs, for all its samples."""
     with Llama(cell.model, vocab_only=True, verbose=False) as llm:
         n_ctx = cell.task.n_ctx(ModelVocabulary(llm, cell.chat), samples, cell.length)
     return n_ctx + (REPLAY if cell.compress < 1 else 0)

@@ -79,11 +79,6 @@ def package(name: str) -> Any:
     ------
     ImportError
         When it is not installed.
-
-    Examples
-    --------
-    >>> package("string").digits
-    '0123456789'
     """
     try:
         return import_module(name)

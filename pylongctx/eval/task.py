@@ -80,14 +80,7 @@ class Sample:
 
 
 class Vocabulary(Protocol):
-    """The tokenizer of a model, as the generators of samples need it.
-
-    Examples
-    --------
-    >>> vocabulary: Vocabulary = ModelVocabulary(llm)
-    >>> len(vocabulary.bos)
-    1
-    """
+    """The tokenizer of a model, as the generators of samples need it."""
 
     @property
     def bos(self) -> list[int]:
@@ -145,13 +138,7 @@ class ModelVocabulary:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a model: the text up to a stop string, the tokens without the end token.
-
-    Examples
-    --------
-    >>> Answer(" 12345", [17, 18]).text
-    ' 12345'
-    """
+    """The answer of a model: the text up to a stop string, the tokens without the end token."""
 
     text: str
     tokens: list[int]
@@ -168,10 +155,14 @@ class Task(ABC):
     ['300-0-0-0', '300-0-100-0']
     """
 
-    name: str
-    headline: ClassVar[str]  # the number of ``summary`` that a table shows
+    headline: ClassVar[str] = "score"  # the number of ``summary`` that a table shows
     reads_once: ClassVar[bool] = False  # whether the text that several samples share is evaluated once
     caption: ClassVar[str] = "percent"  # what that number is
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The name in records and tables."""
 
     @property
     def settings(self) -> Record:
@@ -204,14 +195,7 @@ class Task(ABC):
 
 
 class SingleModel(Task):
-    """A task for which the model is opened once.
-
-    Examples
-    --------
-    >>> from pylongctx.eval.perplexity import Perplexity
-    >>> issubclass(Question, SingleModel), issubclass(Perplexity, SingleModel)
-    (True, True)
-    """
+    """A task for which the model is opened once."""
 
     @abstractmethod
     def run(self, llm: Llama, vocabulary: Vocabulary, sample: Sample) -> Record:
@@ -329,14 +313,27 @@ class Question(SingleModel):
         return {self.headline: mean(record[self.headline] for record in records)}
 
 
-def prompt_hash(tokens: NDArray[np.int32]) -> str:
-    """Return the beginning of the SHA-256 of tokens: equal prompts are known by it.
+@dataclass(frozen=True)
+class FileQuestion(Question):
+    """Questions of a benchmark, from the user's file.
 
-    Examples
-    --------
-    >>> len(prompt_hash(np.array([1, 2], np.int32)))
-    16
+    Attributes
+    ----------
+    data : str
+        The file.
+    tests : int or None
+        The number of questions, from the first on; None: all.
+    max_tokens : int or None
+        Most tokens of an answer. None: as many as the benchmark allows.
     """
+
+    data: str
+    tests: int | None = None
+    max_tokens: int | None = None
+
+
+def prompt_hash(tokens: NDArray[np.int32]) -> str:
+    """Return the beginning of the SHA-256 of tokens: equal prompts are known by it."""
     return hashlib.sha256(tokens.astype("<i4").tobytes()).hexdigest()[:16]
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pylongctx.eval.files import published
-from pylongctx.eval.haystack import SYNTHETIC, load_text
+from pylongctx.eval.haystack import N_PER_TOKEN, SYNTHETIC, load_text
 from pylongctx.eval.scorers import mean
 from pylongctx.eval.task import Record, Sample, SingleModel, Vocabulary, memory
 from pylongctx.llama import Llama
@@ -21,7 +21,6 @@ from pylongctx.llama import Llama
 SYSTEM = "Do what the user asks for at the end of the message: call one tool."
 CHOICES = ("auto", "required")
 RESERVED_TOKENS = 4096  # tokens of a context for tools, request and answer
-N_PER_TOKEN = 8  # characters of text for each token wanted
 TYPES = {"string": str, "integer": int}
 
 
@@ -37,21 +36,14 @@ class ToolCalls(SingleModel):
         "auto": the model calls a tool by itself; "required": a grammar lets it write nothing but a call.
     haystack : str
         The text: "synthetic", a text file or a folder of them.
-
-    Examples
-    --------
-    >>> ToolCalls(choice="required").name
-    'toolcalls-required'
     """
 
-    headline: ClassVar[str] = "score"
     reads_once: ClassVar[bool] = True
     caption: ClassVar[str] = "percent of the calls that are right"
     tests: int = 100
     choice: str = "auto"
     haystack: str = SYNTHETIC
     max_tokens: int = 96
-    name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         if self.choice not in CHOICES:
@@ -59,7 +51,11 @@ class ToolCalls(SingleModel):
         n = len(published("toolcalls")["requests"])
         if not 1 <= self.tests <= n:
             raise ValueError(f"tests must be 1 to {n}, not {self.tests}")
-        object.__setattr__(self, "name", "toolcalls" + (f"-{self.choice}" if self.choice != "auto" else ""))
+
+    @property
+    def name(self) -> str:
+        """The task, and a choice other than auto."""
+        return "toolcalls" + (f"-{self.choice}" if self.choice != "auto" else "")
 
     def n_ctx(self, vocabulary: Vocabulary, samples: Sequence[Sample], length: int) -> int:
         """Return the length and the room for tools, request and answer."""
@@ -100,14 +96,7 @@ class ToolCalls(SingleModel):
 
 
 def called(message: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return name and arguments of a message's only tool call; None for none, several, or arguments that are not JSON.
-
-    Examples
-    --------
-    >>> function = {"name": "set_timer", "arguments": '{"minutes": 3}'}
-    >>> called({"tool_calls": [{"type": "function", "function": function}]})
-    {'name': 'set_timer', 'arguments': {'minutes': 3}}
-    """
+    """Return name and arguments of a message's only tool call; None for none, several, or arguments without JSON."""
     calls = message.get("tool_calls") or []
     if len(calls) != 1:
         return None
@@ -119,13 +108,7 @@ def called(message: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def is_valid(call: Mapping[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a call names a tool and its arguments hold the tool's schema.
-
-    Examples
-    --------
-    >>> is_valid({"name": "set_timer", "arguments": {"minutes": "3"}}, published("toolcalls")["tools"])
-    False
-    """
+    """Return whether a call names a tool and its arguments hold the tool's schema."""
     known = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in tools}
     if call is None or call["name"] not in known or not isinstance(call["arguments"], Mapping):
         return False

@@ -53,18 +53,10 @@ class Dialect(ABC):
 
 @dataclass(frozen=True)
 class LlamaBench(Dialect):
-    """llama-bench. That of ik_llama.cpp has no ``-d``, but ``-gp``, and warms up with a single token.
+    """llama-bench. That of ik_llama.cpp has no ``-d``, but ``-gp``, and warms up with a single token."""
 
-    Attributes
-    ----------
-    depth : bool
-        Whether it has ``-d``.
-    no_warmup : tuple of str
-        Options that turn off its own warm-up.
-    """
-
-    depth: bool = True
-    no_warmup: tuple[str, ...] = ("--no-warmup",)
+    depth: bool = True  # it has -d
+    no_warmup: tuple[str, ...] = ("--no-warmup",)  # turns off its own warm-up
 
     def unable(self, case: Case) -> str:
         """Return why the program has no such test, or nothing."""
@@ -105,18 +97,10 @@ class LlamaBench(Dialect):
 
 @dataclass(frozen=True)
 class SweepBench(Dialect):
-    """llama-sweep-bench: a prompt of ``n_ubatch`` and some tokens at every multiple of ``n_ubatch``.
+    """llama-sweep-bench: a prompt of ``n_ubatch`` and some tokens at every multiple of ``n_ubatch``."""
 
-    Attributes
-    ----------
-    stride : bool
-        Whether it can skip depths, which is faster.
-    warm : bool
-        Whether it can warm up with a batch.
-    """
-
-    stride: bool = True
-    warm: bool = True
+    stride: bool = True  # it can skip depths, which is faster
+    warm: bool = True  # it can warm up with a batch
 
     def unable(self, case: Case) -> str:
         """Return why the program has no such test, or nothing."""
@@ -155,27 +139,13 @@ class SweepBench(Dialect):
 
 @dataclass(frozen=True)
 class Program:
-    """A program to compare with.
+    """A program to compare with."""
 
-    Attributes
-    ----------
-    label : str
-        Its name in tables.
-    path : Path
-        The file.
-    arguments : tuple of str
-        Its arguments in every test, before the test's own options.
-    dialect : Dialect
-        Its kind.
-    group : str
-        Programs of one group share a column of ratios, which shows the fastest.
-    """
-
-    label: str
+    label: str  # in tables
     path: Path
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # in every test, before the test's own options
     dialect: Dialect
-    group: str
+    group: str  # shares a column of ratios, which shows the fastest program
 
     def command(self, case: Case, warmup: bool) -> list[str]:
         """Return the command that runs a case once."""
@@ -189,13 +159,7 @@ class Program:
         return next((value for name, value in pairwise(self.arguments) if name in names), "")
 
     def measure(self, case: Case, warmup: bool) -> Record:
-        """Run a case once; returns the known fields of a record, and ``samples_ns``.
-
-        Raises
-        ------
-        RuntimeError
-            When the program does not support the test, fails, or prints unusable output.
-        """
+        """Run a case once; returns the known fields of a record, and ``samples_ns``."""
         if reason := self.dialect.unable(case):
             raise RuntimeError(reason)
         done = _run(self.command(case, warmup), self.path)
@@ -212,15 +176,7 @@ class Program:
 
 
 def program(text: str) -> Program:
-    """Return the program of ``"LABEL=PATH ARGUMENTS"``; its kind is detected from ``--help``.
-
-    Raises
-    ------
-    ValueError
-        When the text has another form, an argument would change the test, or the file is not such a program.
-    FileNotFoundError
-        When the file does not exist.
-    """
+    """Return the program of ``"LABEL=PATH ARGUMENTS"``; its kind is detected from ``--help``."""
     label, _, command = (part.strip() for part in text.partition("="))
     try:
         words = shlex.split(command)
@@ -257,13 +213,7 @@ def stock_program(path: Path, flash_attn: int) -> Program:
 
 
 def find_stock(path: str | None) -> Path:
-    """Return the llama-bench of unpatched llama.cpp: ``path``, LCTX_STOCK_BENCH, or what ``make tools-stock`` builds.
-
-    Raises
-    ------
-    FileNotFoundError
-        When it is missing; the message says how to get it.
-    """
+    """Return unpatched llama.cpp's llama-bench: ``path``, LCTX_STOCK_BENCH, or what ``make tools-stock`` builds."""
     found = Path(path or os.environ.get(STOCK_VARIABLE) or STOCK)
     if not found.is_file():
         raise FileNotFoundError(

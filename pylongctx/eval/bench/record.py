@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -50,13 +51,7 @@ def label(n_prompt: int, n_gen: int, n_depth: int) -> str:
 
 
 def model_file(name: str) -> str:
-    """Return the file of a model, as ``catalog.resolve``.
-
-    Raises
-    ------
-    ValueError
-        When it is a model with random weights, which another program writes.
-    """
+    """Return the file of a model, as ``catalog.resolve``."""
     if name.startswith("random:"):
         program = f"python bench/geometries.py {name.removeprefix('random:')}"
         raise ValueError(f"{name}: models with random weights are written by '{program}' of the repository, as a file")
@@ -227,15 +222,9 @@ def physical_cores() -> int:
 
 
 class Printer:
-    """Writes records to a file one by one.
+    """Writes records to a file one by one."""
 
-    Attributes
-    ----------
-    head, between, foot : str
-        Texts before, between and after the records.
-    """
-
-    head = between = foot = ""
+    head = between = foot = ""  # texts before, between and after the records
 
     def __init__(self, file: IO[str], columns: Collection[str] = ()) -> None:
         self.file = file
@@ -248,15 +237,14 @@ class Printer:
 
     def add(self, record: Record) -> None:
         """Write one record."""
-        self._write((self.between if self.count else "") + self.format(record))
+        self._write((self.between if self.count else "") + self._text(record))
         self.count += 1
 
     def stop(self) -> None:
         """Write the text after the records."""
         self._write(self.foot)
 
-    def format(self, record: Record) -> str:
-        """Return the text of one record."""
+    def _text(self, record: Record) -> str:
         raise NotImplementedError
 
     def _write(self, text: str) -> None:
@@ -269,8 +257,7 @@ class JSON(Printer):
 
     head, between, foot = "[\n", ",\n", "\n]\n"
 
-    def format(self, record: Record) -> str:
-        """Return the text of one record."""
+    def _text(self, record: Record) -> str:
         lines = (f"    {json.dumps(name)}: {json.dumps(value)}" for name, value in _published(record).items())
         return "  {\n" + ",\n".join(lines) + "\n  }"
 
@@ -278,8 +265,7 @@ class JSON(Printer):
 class JSONL(Printer):
     """One object per line, including samples."""
 
-    def format(self, record: Record) -> str:
-        """Return the text of one record."""
+    def _text(self, record: Record) -> str:
         return json.dumps(_published(record)) + "\n"
 
 
@@ -292,20 +278,10 @@ class CSV(Printer):
 
     head = ",".join(FIELDS) + "\n"
 
-    def format(self, record: Record) -> str:
-        """Return the text of one record."""
-        line = _Line()
+    def _text(self, record: Record) -> str:
+        line = StringIO()
         csv.writer(line, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(_plain(record))
-        return line.text
-
-
-class _Line:
-    """A buffer for a line of the csv module."""
-
-    text = ""
-
-    def write(self, text: str) -> None:
-        self.text += text
+        return line.getvalue()
 
 
 class SQL(Printer):
@@ -318,8 +294,7 @@ class SQL(Printer):
         + "\n);\n\n"
     )
 
-    def format(self, record: Record) -> str:
-        """Return the text of one record."""
+    def _text(self, record: Record) -> str:
         values = ", ".join("NULL" if x is None else "'" + str(x).replace("'", "''") + "'" for x in _plain(record))
         return f"INSERT INTO llama_bench ({', '.join(FIELDS)}) VALUES ({values});\n"
 
@@ -342,8 +317,7 @@ class Markdown(Printer):
         rules = (f"{'-' * (abs(width) - 1)}{':' if width < 0 else '-'}" for _, width, _ in shown.values())
         self._write(f"| {' | '.join(names)} |\n| {' | '.join(rules)} |\n")
 
-    def format(self, record: Record) -> str:
-        """Return the text of one record."""
+    def _text(self, record: Record) -> str:
         self._records.append(record)
         cells = ((width, _cell(show, record)) for _, width, show in self._shown.values())
         return f"| {' | '.join(f'{c:>{-width}}' if width < 0 else f'{c:<{width}}' for width, c in cells)} |\n"

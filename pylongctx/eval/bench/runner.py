@@ -131,36 +131,16 @@ UNQUANTIZED = ("f32", "f16", "bf16")
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """Settings of a benchmark that all cases share.
-
-    Attributes
-    ----------
-    methods : sequence of str
-        Methods of pylongctx.
-    repetitions : int
-        Number of repetitions of each test.
-    warmup : bool
-        Whether to run a warm-up.
-    delay : float
-        Seconds to wait before each test.
-    progress : bool
-        Whether to report progress on stderr.
-    stock : Path or None
-        The llama-bench of unpatched llama.cpp, to alternate with.
-    flash_attn : sequence of int
-        Its -fa settings; empty: 0 and 1, but only 1 with a quantized V, which 0 does not support.
-    programs : sequence of Program
-        Other programs to alternate with.
-    """
+    """Settings of a benchmark that all cases share."""
 
     methods: Sequence[str]
     repetitions: int = 5
     warmup: bool = True
-    delay: float = 0
+    delay: float = 0  # seconds before each test
     progress: bool = False
-    stock: Path | None = None
-    flash_attn: Sequence[int] = ()
-    programs: Sequence[Program] = ()
+    stock: Path | None = None  # the llama-bench of unpatched llama.cpp, to alternate with
+    flash_attn: Sequence[int] = ()  # its -fa; empty: 0 and 1, but only 1 with a quantized V, which 0 does not support
+    programs: Sequence[Program] = ()  # others to alternate with
 
     @property
     def groups(self) -> list[str]:

@@ -21,33 +21,15 @@ from pylongctx.llama import Llama
 class BenchRun:
     """An open model that runs one test repeatedly from the same depth.
 
-    Parameters
-    ----------
-    case : Case
-        Tokens and settings.
-    method : str
-        A method's string.
-    warmup : bool
-        Run the prompt and one token before, as llama-bench does.
+    The warm-up is the prompt and one token, as in llama-bench.
     """
 
     def __init__(self, case: Case, method: str, warmup: bool) -> None:
         self.case = case
         self.rng = np.random.default_rng(0)
-        self.llm = Llama(
-            case.model_filename,
-            n_ctx=case.n_ctx,
-            n_batch=case.n_batch,
-            n_ubatch=case.n_ubatch,
-            n_threads=case.n_threads,
-            n_threads_batch=case.n_threads,
-            type_k=case.type_k,
-            type_v=case.type_v,
-            n_gpu_layers=case.n_gpu_layers,
-            method=method,
-            verbose=False,
-            **LOAD_MODES[case.load_mode],
-        )
+        names = ("n_ctx", "n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "n_gpu_layers")
+        given: dict[str, Any] = {name: getattr(case, name) for name in names} | LOAD_MODES[case.load_mode]
+        self.llm = Llama(case.model_filename, **given, n_threads_batch=case.n_threads, method=method, verbose=False)
         if warmup:
             self._evaluate(case.n_prompt, min(case.n_gen, 1))
         self.llm.reset()

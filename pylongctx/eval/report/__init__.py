@@ -52,19 +52,8 @@ class Image:
 def write_report(folder: str | Path, out: str | Path | None = None, draw: bool = True) -> list[Path]:
     """Write a report of the records in a folder; returns the paths of its two pages.
 
-    Parameters
-    ----------
-    out : str or Path or None
-        ``NAME.md`` or ``NAME.html``: both are written, with plots in a folder NAME. None: ``report`` in the folder.
-    draw : bool
-        Whether to draw plots.
-
-    Raises
-    ------
-    ValueError
-        When there are no records.
-    ImportError
-        When matplotlib is missing.
+    ``out`` is ``NAME.md`` or ``NAME.html``: both are written, with plots in a folder NAME. None: ``report`` in the
+    folder.
     """
     evidence = load(folder)
     stem = (Path(folder) / NAME if out is None else Path(out)).with_suffix("")

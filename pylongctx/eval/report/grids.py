@@ -37,18 +37,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of texts.
-
-    Attributes
-    ----------
-    rows : sequence
-        A label, then a cell per column; a row with only a label is the head of a group.
-    """
+    """A table of texts."""
 
     title: str
     note: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str]]  # a label, then a cell per column; only a label: the head of a group
 
     def markdown(self) -> str:
         """Return it as Markdown."""
@@ -382,13 +376,15 @@ def _chunks(records: Sequence[Record], model: str) -> Iterator[Grid]:
         rows: list[list[str]] = []
         for part, head in CHUNK_PARTS.items():
             by_label = grouped(found, label).items()
-            rows += [[head], *([name, *_chunk_cells(means(r[part] for r in of))] for name, of in by_label)]
+            rows += [[head], *([name, *chunk_cells(means(r[part] for r in of))] for name, of in by_label)]
         columns = ["Method", *(text for text, _ in CHUNKS.values())]
         yield Grid(f"Chunks that are read, {length} tokens, {model}", f"{_samples(found)}; {CHUNK_NOTE}", columns, rows)
 
 
-def _chunk_cells(numbers: dict[str, float]) -> list[str]:
-    return [write(numbers[name]) if name in numbers else "-" for name, (_, write) in CHUNKS.items()]
+def chunk_cells(numbers: Mapping[str, float | None]) -> list[str]:
+    """Return the texts of the columns ``CHUNKS``."""
+    found = [(numbers.get(name), write) for name, (_, write) in CHUNKS.items()]
+    return ["-" if value is None else write(value) for value, write in found]
 
 
 def _costs(records: Sequence[Record], model: str) -> Iterator[Grid]:

@@ -22,21 +22,11 @@ READ_ALL = {name for name, method in METHODS.items() if method.reads_all}
 
 @dataclass(frozen=True)
 class Evidence:
-    """The content of a folder.
+    """The content of a folder."""
 
-    Attributes
-    ----------
-    records : list of dict
-        One per sample.
-    about : dict
-        Metadata: command, machine, trained length by model.
-    failed : list of dict
-        Failures with their reasons.
-    """
-
-    records: list[Record]
-    about: dict[str, Any] = field(default_factory=dict)
-    failed: list[dict[str, Any]] = field(default_factory=list)
+    records: list[Record]  # one per sample
+    about: dict[str, Any] = field(default_factory=dict)  # command, machine, trained length by model
+    failed: list[dict[str, Any]] = field(default_factory=list)  # what failed, with the reasons
 
     @property
     def models(self) -> list[str]:
@@ -59,13 +49,7 @@ def is_embedded(model: str) -> bool:
 
 
 def load(folder: str | Path) -> Evidence:
-    """Return all records of a folder's ``.jsonl`` files without duplicates.
-
-    Raises
-    ------
-    ValueError
-        When there are none.
-    """
+    """Return all records of a folder's ``.jsonl`` files without duplicates."""
     files = sorted(Path(folder).glob("*.jsonl"))
     records = {name: record for file in files for name, record in Results(str(file)).records.items()}
     if not records:
@@ -113,9 +97,8 @@ def short(spec: str) -> str:
 
 
 def _short(part: Method) -> str:
-    given = {option.name: getattr(part, option.name) for option in fields(part)}
-    usual = {option.name: option.default for option in fields(part)}
-    return ",".join([part.name, *(f"{key}={value}" for key, value in given.items() if value != usual[key])])
+    changed = (option.name for option in fields(part) if getattr(part, option.name) != option.default)
+    return ",".join([part.name, *(f"{name}={getattr(part, name)}" for name in changed)])
 
 
 def is_full(record: Record) -> bool:
