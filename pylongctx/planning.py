@@ -11,7 +11,7 @@ from pylongctx._lib import InvalidInput, check, error, ffi, lib, text
 from pylongctx._log import LOG
 from pylongctx._units import bytes_text
 from pylongctx.engine.model import Model, with_fields
-from pylongctx.methods import CLASSES
+from pylongctx.methods import METHODS
 from pylongctx.model_files.overrides import EXPERTS, first_layers
 
 MAX_DEVICES = 64
@@ -27,7 +27,7 @@ ROWS = {
     "compute": "compute",
 }
 MAX_SHOWN = 4
-BASES = [cls.name for cls in CLASSES if cls.role == "base"]
+BASES = [cls.name for cls in METHODS.values() if cls.role == "base"]
 SMALL_TYPE, SMALL_BATCH = "q8_0", 128  # the smallest with almost no loss
 Suggestion = tuple[bool, str]  # whether it suffices, and what to do
 PROBE_BYTES = 32 * 2**20  # address space of a model and context without memory; llama.cpp aborts without it

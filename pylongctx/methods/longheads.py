@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pylongctx.methods.base import Method, check_int, check_multiple, check_word
+from pylongctx.methods.positions import DualChunk, Full, SelfExtend, ShiftedRotary
 
 CHUNK_MULTIPLE = 16
 TILES = (1, 64)
@@ -86,7 +87,7 @@ class LongHeads(Method):
     words = {
         "select": ("head", "group"),
         "representation": ("attention", "minmax", "outlier", "keys1", "keys2"),
-        "position": ("full", "string", "dca", "selfextend", "packed"),
+        "position": (*(base.name for base in (Full, ShiftedRotary, DualChunk, SelfExtend)), "packed"),
     }
 
     def __post_init__(self) -> None:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from pylongctx.methods.base import Method, check_given, check_int
 
+__all__ = ["DualChunk", "Full", "SelfExtend", "ShiftedRotary", "Window"]
+
 
 @dataclass(frozen=True)
 class Full(Method):
