@@ -21,21 +21,11 @@ PACKAGE = "{http://www.idpf.org/2007/opf}"
 
 @dataclass(frozen=True)
 class FileText:
-    """The text of a file.
+    """The text of a file."""
 
-    Attributes
-    ----------
-    name : str
-        The name of the file, as given.
-    text : str
-        The content.
-    note : str
-        A remark about how it was read; empty: none.
-    """
-
-    name: str
+    name: str  # as given
     text: str
-    note: str = ""
+    note: str = ""  # about how it was read
 
     @property
     def framed(self) -> str:
@@ -46,14 +36,8 @@ class FileText:
 def read_file(name: str | Path) -> FileText:
     """Return the text of a file.
 
-    Raises
-    ------
-    ValueError
-        When it is not a text file, a PDF or an EPUB, or has no text.
-    ImportError
-        When the package for its format is not installed.
-    OSError
-        When it cannot be read.
+    Raises ValueError when it is not a text file, a PDF or an EPUB, or has no text, ImportError when the package for its
+    format is not installed, and OSError when it cannot be read.
 
     Examples
     --------
@@ -72,12 +56,7 @@ def read_file(name: str | Path) -> FileText:
 def plain_text(name: str | Path) -> str:
     """Return the text of a file with newlines as line ends. A note about how it was read becomes a warning.
 
-    Raises
-    ------
-    ValueError
-        When it is not a text file, a PDF or an EPUB.
-    OSError
-        When it cannot be read.
+    Raises what ``read_file`` raises.
 
     Examples
     --------
@@ -118,10 +97,7 @@ def text_of(data: bytes, name: str) -> FileText:
 def files_in(names: Iterable[str]) -> Iterator[str]:
     """Yield files, and instead of a folder its text files in order, without hidden ones.
 
-    Raises
-    ------
-    ValueError
-        When a folder has none, or too many.
+    Raises ValueError when a folder has none, or too many.
     """
     for name in names:
         folder = Path(name).expanduser()

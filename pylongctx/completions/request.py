@@ -177,10 +177,7 @@ def flattened(arguments: Mapping[str, Any], *but: str, more_of: type = SamplerOp
 def are_prompts(prompt: Any) -> bool:
     """Return True if a prompt is a list of prompts: of texts, or of lists of tokens.
 
-    Raises
-    ------
-    TypeError
-        When it is neither that nor a prompt.
+    Raises TypeError when it is neither that nor a prompt.
     """
     if isinstance(prompt, str):
         return False
@@ -196,10 +193,7 @@ def are_prompts(prompt: Any) -> bool:
 def prompt_tokens(source: TokenSource, prompt: Prompt) -> list[int]:
     """Return the tokens of a prompt with those that the model adds.
 
-    Raises
-    ------
-    ValueError
-        When it has no tokens, or a text cannot fit into the context (PromptTooLong).
+    Raises ValueError when it has no tokens, or a text cannot fit into the context (PromptTooLong).
     """
     model = source.model
     if not isinstance(prompt, str):

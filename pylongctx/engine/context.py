@@ -92,19 +92,9 @@ class OffloadUsage:
 class Context:
     """Owner of one ``lctx_context``.
 
-    Parameters
-    ----------
-    model : Model
-        Must outlive the context.
-    settings : dict
-        Fields of ``lctx_context_params``; the others keep llama.cpp's defaults.
-    method : str
-        Spec string; empty for llama.cpp's own KV cache.
-
-    Raises
-    ------
-    InvalidInput
-        When the library refuses the model or a setting.
+    The model must outlive it. ``settings`` are fields of ``lctx_context_params``, the others keep llama.cpp's defaults;
+    an empty ``method`` is llama.cpp's own KV cache. Raises InvalidInput when the library refuses the model or a
+    setting.
     """
 
     def __init__(self, model: Model, settings: dict[str, Any], method: str) -> None:
@@ -414,10 +404,7 @@ class Context:
     def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the records: positions [n_query], chunks [n_query, n_layer, n_head, n_read].
 
-        Raises
-        ------
-        MemoryError
-            When there is no memory for the copy, or there was none for a record.
+        Raises MemoryError when there is no memory for the copy, or there was none for a record.
         """
         info = ffi.new("lctx_trace_info *")
         with self._lock:

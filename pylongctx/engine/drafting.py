@@ -179,52 +179,26 @@ class DraftLength:
 
 
 class DraftRequest(NamedTuple):
-    """A text for which a draft is wanted.
+    """A text for which a draft is wanted."""
 
-    Attributes
-    ----------
-    tokens : numpy.ndarray
-        int32 [n], the text.
-    n_max : int
-        Maximum number of draft tokens.
-    session : Session or None
-        The sequence that holds all but the last of the tokens.
-    """
-
-    tokens: Tokens
-    n_max: int
-    session: Session | None = None
+    tokens: Tokens  # int32 [n], the text
+    n_max: int  # draft tokens
+    session: Session | None = None  # the sequence that holds all but the last of the tokens
 
 
 class Drafting:
-    """The drafts of one job.
-
-    Parameters
-    ----------
-    model : callable
-        The draft model, see ``LlamaDraftModel``.
-
-    Attributes
-    ----------
-    model : callable
-        The draft model.
-    least : int
-        Texts with fewer tokens are not drafted.
-    n_drafted, n_accepted : int
-        Draft tokens that were evaluated, and how many of them were right.
-    n_drafts : int
-        Drafts.
-    """
+    """The drafts of one job, by a draft model; see ``LlamaDraftModel``."""
 
     def __init__(self, model: DraftModel) -> None:
         self.model = model
-        self.least = int(getattr(model, "least", 0))
+        self.least = int(getattr(model, "least", 0))  # texts with fewer tokens are not drafted
         self._length = DraftLength() if is_adaptive(model) else None
         self._tokens: list[int] = []  # drafted and evaluated, not accepted yet
         self._rows: list[Row] = []  # their logits
         self._n_right = 0  # accepted tokens of the current draft
         self._paused = False
-        self.n_drafted = self.n_accepted = self.n_drafts = 0
+        self.n_drafts = 0
+        self.n_drafted = self.n_accepted = 0  # draft tokens that were evaluated, and those of them that were right
 
     def length(self, most: int, times: StepTimes, n_others: int) -> int:
         """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""

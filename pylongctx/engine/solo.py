@@ -27,16 +27,7 @@ class Solo:
 
     A job runs alone on the first sequence; jobs of ``start`` run concurrently on all sequences.
 
-    Parameters
-    ----------
-    sessions : list of Session
-        The sequences.
-    states : States
-        Sources for prompts of the first sequence.
-    draft_model : callable or None
-        Drafts tokens, which are evaluated in one batch.
-    library : Library or None
-        The KV store, a source of prompts.
+    Prompts of the first sequence can continue from ``states``, and all from the ``library``, the KV store.
     """
 
     def __init__(

@@ -56,15 +56,7 @@ class TokenSource(Protocol):
 
 
 class NoTokens:
-    """The source of a model without a context.
-
-    Parameters
-    ----------
-    model : Model
-        The model.
-    reason : str
-        The reason for the RuntimeError.
-    """
+    """The source of a model without a context."""
 
     def __init__(self, model: Model, reason: str) -> None:
         self.model = model

@@ -106,11 +106,6 @@ class Reader:
     """Walk through the header of a file.
 
     Time and memory depend on the ``MOST_`` numbers, not on the size of the file.
-
-    Parameters
-    ----------
-    data : mmap
-        The file.
     """
 
     def __init__(self, data: mmap.mmap) -> None:
@@ -246,21 +241,11 @@ def _scalar(kind: int) -> str:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The layout of a file.
+    """The layout of a file."""
 
-    Attributes
-    ----------
-    n_split : int
-        Number of files of the model, if this is the first one.
-    starts : dict
-        Offset of the data of each tensor in the file, by name.
-    header : int
-        Bytes before the data of all tensors.
-    """
-
-    n_split: int
-    starts: dict[str, int]
-    header: int
+    n_split: int  # number of files of the model, if this is the first one
+    starts: dict[str, int]  # offset of the data of each tensor in the file, by name
+    header: int  # bytes before the data of all tensors
 
 
 _layouts: dict[FileId, FileLayout] = {}  # of valid files
@@ -269,12 +254,7 @@ _layouts: dict[FileId, FileLayout] = {}  # of valid files
 def check_gguf(path: str, overrides: Mapping[str, Any] | None = None) -> None:
     """Raise ModelRefused when loading or running a model would crash or hang the process.
 
-    Parameters
-    ----------
-    path : str
-        The file, or the first of several.
-    overrides : mapping or None
-        Values that override metadata of the file, by key.
+    ``path`` is the file, or the first of several; ``overrides`` replace metadata of it, by key.
     """
     layout = _checked(path, overrides or {})
     for other in shards(path, layout.n_split)[1:] if layout else ():
