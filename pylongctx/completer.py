@@ -66,24 +66,9 @@ TEMPLATE = {
 class Completer:
     """Completes prompts and answers conversations with OpenAI's response dicts, independent of slots and HTTP.
 
-    Parameters
-    ----------
-    model : Model
-        The model, for its vocabulary.
-    source : TokenSource
-        Generates the tokens.
-    name : str
-        The model's name in answers.
-    templates : Templates
-        The chat template.
-    seed : int or None
-        Seed of the samplers; -1 or None: random.
-    last_n_tokens_size : int
-        Number of last tokens that penalties consider.
-    chat_handler : callable or None
-        Handles ``create_chat_completion`` instead, called like llama_cpp's handlers.
-    prefills : bool
-        Whether an answer continues a last message of the assistant, as in llama-server; else it is a new message.
+    The source generates the tokens, ``name`` is the model's in answers, and penalties consider the last
+    ``last_n_tokens_size`` tokens. With ``prefills`` an answer continues a last message of the assistant, as in
+    llama-server; else it is a new message.
     """
 
     def __init__(

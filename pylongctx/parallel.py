@@ -44,22 +44,7 @@ Create = Callable[..., Any]  # a method of Completer that creates an answer
 
 
 class Host:
-    """A model whose context has ``n_seq`` sequences of ``n_ctx`` tokens each.
-
-    Parameters
-    ----------
-    model_path : str
-        GGUF file.
-    n_seq : int
-        Number of sequences.
-    **arguments
-        Arguments of ``Llama``, with its defaults.
-
-    Attributes
-    ----------
-    name : str
-        The model's name in answers.
-    """
+    """A model whose context has ``n_seq`` sequences of ``n_ctx`` tokens each; its arguments are those of ``Llama``."""
 
     def __init__(self, model_path: str, n_seq: int, **arguments: Any) -> None:
         if n_seq < 1:
@@ -171,20 +156,8 @@ class Host:
 class EngineSource:
     """A ``TokenSource`` for one completion, whose job runs in the thread of an engine.
 
-    Parameters
-    ----------
-    host : Host
-        The model.
-    engine : EngineThread
-        Generates the tokens.
-    limit : int or None
-        Default maximum tokens; None: as many as fit.
-    last_n_tokens_size : int or None
-        Number of last tokens that penalties consider; -1: the whole context; None: the host's setting.
-    prefills : bool
-        Whether an answer continues a last message of the assistant.
-    fields : dict
-        Additional fields of the job: ``id``, ``traced``, ``progress``, ``owner``, ``slot``, ``reuses``.
+    ``limit`` is the default of ``max_tokens``, None: as many as fit. Of ``last_n_tokens_size`` -1 is the whole context,
+    and None the host's setting. ``prefills`` is as for ``Completer``, ``fields`` are more of the job, such as its id.
     """
 
     def __init__(

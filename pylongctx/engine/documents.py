@@ -78,38 +78,18 @@ class Document:
 
 @dataclass(frozen=True)
 class Placed:
-    """Rows of a prompt that come from a document.
-
-    Attributes
-    ----------
-    first, end : int
-        The rows.
-    document : Document or None
-        The document; None: the prefix of these rows is unknown.
-    skip : int
-        Rows of its own prefill before these.
-    """
+    """Rows of a prompt that come from a document."""
 
     first: int
     end: int
-    document: Document | None = None
-    skip: int = 0
+    document: Document | None = None  # None: the prefix of these rows is unknown
+    skip: int = 0  # rows of its own prefill before these
 
 
 class Documents:
     """The documents of an engine, the least recently used first. Thread-safe.
 
-    Parameters
-    ----------
-    model : Model
-        Has the vocabulary.
-    context : Context
-        The context in which they are placed.
-
-    Attributes
-    ----------
-    limit : int or None
-        Maximum bytes of rows; beyond it, the least recently used documents lose theirs.
+    Beyond ``limit`` bytes of rows (None: no limit), the least recently used documents lose theirs.
     """
 
     def __init__(self, model: Model, context: Context) -> None:
