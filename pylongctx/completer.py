@@ -17,7 +17,6 @@ from pylongctx.completions import results
 from pylongctx.completions.grammar import constraint
 from pylongctx.completions.request import (
     AnswerOptions,
-    FunctionChoice,
     Grammar,
     Messages,
     Prompt,
@@ -298,7 +297,7 @@ class Completer:
         self,
         messages: Messages,
         functions: Sequence[Mapping[str, Any]] | None = None,
-        function_call: FunctionChoice | None = None,
+        function_call: ToolChoice | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: ToolChoice | None = None,
         temperature: float = 0.2,

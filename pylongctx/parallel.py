@@ -17,10 +17,10 @@ from pylongctx.completions.results import Completion, choices_of
 from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import Drafting, DraftModel
 from pylongctx.engine.job import Cancelled, Drawn, Job, Row
-from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
 from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.session import Session
+from pylongctx.engine.source import SessionSource
 from pylongctx.engine.thread import EngineThread
 from pylongctx.engine.tracer import chunked
 from pylongctx.llama import Llama
@@ -153,7 +153,7 @@ class Host:
         self._opened.close()
 
 
-class EngineSource:
+class EngineSource(SessionSource):
     """A ``TokenSource`` for one completion, whose job runs in the thread of an engine.
 
     ``limit`` is the default of ``max_tokens``, None: as many as fit. Of ``last_n_tokens_size`` -1 is the whole context,
@@ -171,6 +171,7 @@ class EngineSource:
     ) -> None:
         if fields.get("traced") and chunked(host.method) is None:
             raise ValueError(f"method {str(host.method)!r} does not read chunks, so there is nothing to trace")
+        super().__init__(host.session)
         self.host = host
         self._last_n = host.last_n_tokens_size if last_n_tokens_size is None else last_n_tokens_size
         self._prefills = prefills
@@ -179,11 +180,6 @@ class EngineSource:
         self._fields = fields
         self._cancelled = False
         self.current: Job | None = None
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self.host.model
 
     def completer(self) -> Completer:
         """Return a Completer that takes its tokens from here."""
@@ -202,35 +198,15 @@ class EngineSource:
         """Return a no-op lock, since only the engine's thread uses the context."""
         return nullcontext()
 
-    def check_size(self, n_bytes: int) -> None:
-        """Raise PromptTooLong for a text that cannot fit with any tokenization."""
-        self.host.session.check_size(n_bytes)
-
-    @property
-    def n_ctx(self) -> int:
-        """The context window of a sequence in tokens."""
-        return self.host.n_ctx
-
-    @property
-    def evicts(self) -> bool:
-        """True if tokens may be evicted from a text that does not fit."""
-        return self.host.session.evicts
-
     def document(self, text: str | None, name: str | None) -> Document:
         """Register a document of the owner, or return the one with a name."""
         return self._engine.documents.of_request(text, name, self._fields.get("owner"))
-
-    def log(self, message: str) -> None:
-        """Write to the log if verbose."""
-        self.host.session.log(message)
 
     def job(
         self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, text: str = "", **fields: Any
     ) -> Job:
         """Return a job with at most ``max_tokens``; None or < 0: the server's default."""
-        room = self.host.n_ctx - len(tokens)
-        if room <= 0:
-            raise self.host.session.too_long(len(tokens))
+        room = self.room_after(tokens)
         wanted = self._limit if max_tokens is None or max_tokens < 0 else max_tokens
         limit = most_tokens(wanted, room, fields.get("evictions"))
         ids = self.model.check_tokens(tokens)

@@ -28,6 +28,11 @@ Row = NDArray[np.float32]
 Tokens = NDArray[np.int32]
 
 
+def _mean(before: float | None, now: float) -> float:
+    """Return the moving average of times; ``before`` is None for the first one."""
+    return now if before is None else (1 - WEIGHT) * before + WEIGHT * now
+
+
 class StepTimes:
     """Seconds of a step by its number of tokens, for steps without prompt tokens.
 
@@ -48,8 +53,7 @@ class StepTimes:
         """Record a step of ``n`` tokens."""
         if n not in self._known:
             insort(self._sizes, n)
-        before = self._known.get(n, seconds)
-        self._known[n] = (1 - WEIGHT) * before + WEIGHT * seconds
+        self._known[n] = _mean(self._known.get(n), seconds)
 
     def knows(self, n: int) -> bool:
         """Return True if a step of ``n`` tokens was measured."""
@@ -132,14 +136,11 @@ class DraftLength:
         """Record the time that a draft took."""
         if drafted:
             self._left = 0
-            each = seconds / drafted
-            self.draft_seconds = each if not self.draft_seconds else (1 - WEIGHT) * self.draft_seconds + WEIGHT * each
+            self.draft_seconds = _mean(self.draft_seconds or None, seconds / drafted)
 
     def copied(self, seconds: float) -> None:
         """Record the time that a copy of the recurrent state took, which a draft can be undone with."""
-        self.copy_seconds = (
-            seconds if self.copy_seconds is None else (1 - WEIGHT) * self.copy_seconds + WEIGHT * seconds
-        )
+        self.copy_seconds = _mean(self.copy_seconds, seconds)
 
     def choose(self, times: StepTimes, n_others: int, most: int) -> int:
         """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""

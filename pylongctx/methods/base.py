@@ -88,6 +88,11 @@ class Method:
     replays : bool
         Whether a replay of the text decides what it evicts then, independently of later questions.
 
+    Raises
+    ------
+    TypeError, ValueError
+        When an option of a method has the wrong type or is out of range, or a size of a rule is above 2**30.
+
     Examples
     --------
     >>> from pylongctx import Corm, LongHeads
@@ -139,11 +144,6 @@ class BudgetRule(Method):
         "adaptive": the KV heads of a layer pool their budgets for their best keys, and each head keeps at least a fifth
         of its budget (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every head has
         its own budget.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small or larger than 2**30, or ``recent`` not below ``budget``.
 
     Examples
     --------

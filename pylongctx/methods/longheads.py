@@ -58,11 +58,6 @@ class LongHeads(Method):
         A tile leaves out chunks in which no compared query has a key with 1/2**``tile_cutoff`` of the weight of what it
         reads anyway, so it often reads less than ``tile_window``. None: 8.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When an option has the wrong type, is too small, is not a multiple of its unit, or is an unknown word.
-
     Examples
     --------
     >>> from pylongctx import Llama

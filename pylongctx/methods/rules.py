@@ -27,11 +27,6 @@ class Corm(Method):
         Tokens between two evictions, which happen at multiples of it, no matter how a prompt is split
         into batches. 1 is algorithm 1, token by token. None: ``window``, but at least 64, by measurement.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small, or larger than 2**30.
-
     Examples
     --------
     >>> str(Corm(window=128, recent=128))
@@ -65,11 +60,6 @@ class H2O(BudgetRule):
     budget, recent, evict_every, heads
         See ``BudgetRule``. ``evict_every=1`` is the paper's setting.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small or larger than 2**30, or ``recent`` not below ``budget``.
-
     Examples
     --------
     >>> str(H2O(budget=1024, recent=256))
@@ -100,12 +90,6 @@ class Scissorhands(BudgetRule):
     window : int or None
         Number of queries before an eviction that count, at most ``evict_every``. None: ``evict_every``, which is all
         since the last eviction.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small or larger than 2**30, ``recent`` not below ``budget``, or ``window``
-        above ``evict_every``.
 
     Examples
     --------
@@ -140,11 +124,6 @@ class Tova(BudgetRule):
     budget, evict_every, heads
         See ``BudgetRule``. ``evict_every=1`` is the paper's setting.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small or larger than 2**30.
-
     Examples
     --------
     >>> str(Tova(budget=1024))
@@ -174,11 +153,6 @@ class Kvzip(Method):
         What queries of the replay read: the whole text, or the piece of 2000 tokens that they repeat and the first
         tokens, which takes a time that grows with the length of the text and not with its square. None: "piece" where
         the rule is alone or with ``full,spans=N``, "text" for ``longheads+kvzip`` and other compositions.
-
-    Raises
-    ------
-    ValueError
-        When ``replay`` is another word.
 
     Examples
     --------
@@ -218,11 +192,6 @@ class SnapKV(Method):
         Number of tokens at the end of the prompt that vote and stay. None: 64.
     pool : int or None
         Number of neighboring keys over which scores are summed; odd. None: 17; the authors' is 5.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small or larger than 2**30, or ``pool`` is even.
 
     Examples
     --------
