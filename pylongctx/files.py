@@ -38,16 +38,6 @@ def read_file(name: str | Path) -> FileText:
 
     Raises ValueError when it is not a text file, a PDF or an EPUB, or has no text, ImportError when the package for its
     format is not installed, and OSError when it cannot be read.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder, "letter.txt")
-    ...     _ = path.write_bytes("Grüße".encode("latin-1"))
-    ...     print(read_file(path).text, read_file(path).note)
-    Grüße read as Windows-1252, as it is not UTF-8
     """
     path = Path(name).expanduser()
     return text_of(path.read_bytes(), str(name))
@@ -57,23 +47,12 @@ def plain_text(name: str | Path) -> str:
     """Return the text of a file with newlines as line ends. A note about how it was read becomes a warning.
 
     Raises what ``read_file`` raises.
-
-    Examples
-    --------
-    >>> plain_text("book.txt")[:20]
-    'It was the best of t'
     """
     return without_note(read_file(name)).replace("\r\n", "\n")
 
 
 def without_note(file: FileText) -> str:
-    """Return the text of a file; a note about how it was read becomes a warning.
-
-    Examples
-    --------
-    >>> without_note(FileText("letter.txt", "Dear reader"))
-    'Dear reader'
-    """
+    """Return the text of a file; a note about how it was read becomes a warning."""
     if file.note:
         LOG.warning("%s: %s", file.name, file.note)
     return file.text

@@ -147,13 +147,6 @@ def few_bits_for_a_bias(architecture: str, type_k: str, method: Method | None) -
     """Return a warning if K has too few bits for the bias of its keys, or the empty string.
 
     The mean of the bias is not stored where every query sees all keys from one position.
-
-    Examples
-    --------
-    >>> few_bits_for_a_bias("qwen2", "q4_0", Full())
-    ''
-    >>> few_bits_for_a_bias("qwen2", "q4_0", None)[:36]
-    'K in q4_0 is too coarse for the bias'
     """
     if architecture not in LARGE_BIAS or type_k not in FEW_BITS or (method is not None and _has_one_angle(method)):
         return ""

@@ -34,16 +34,7 @@ def _mean(before: float | None, now: float) -> float:
 
 
 class StepTimes:
-    """Seconds of a step by its number of tokens, for steps without prompt tokens.
-
-    Examples
-    --------
-    >>> times = StepTimes()
-    >>> times.add(1, 0.1)
-    >>> times.add(5, 0.3)
-    >>> round(times.seconds(3), 3), round(times.seconds(9), 3)
-    (0.2, 0.5)
-    """
+    """Seconds of a step by its number of tokens, for steps without prompt tokens."""
 
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
@@ -97,20 +88,6 @@ class DraftLength:
 
     The first token of a draft is accepted with one probability, and each following one, after an accepted token, with
     another: drafts from the text are right for long, or not at all.
-
-    Examples
-    --------
-    >>> times, length = StepTimes(), DraftLength()
-    >>> times.add(1, 0.1)
-    >>> times.add(5, 0.1)
-    >>> for _ in range(4):
-    ...     length.add(drafted=4, accepted=4)
-    >>> length.choose(times, n_others=0, most=16)
-    16
-    >>> for _ in range(8):
-    ...     length.add(drafted=4, accepted=0)
-    >>> length.choose(times, n_others=0, most=16) < 16
-    True
     """
 
     draft_seconds: float = 0.0  # time of a draft token

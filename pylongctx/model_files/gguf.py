@@ -47,17 +47,7 @@ _valid: set[tuple[FileId, str]] = set()  # valid files and overrides
 
 
 def why_not_gguf(path: str) -> str:
-    """Describe a path that is not a GGUF file, and the way out; empty for a file that begins like GGUF.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "a.gguf").write_bytes(b"")
-    ...     print(why_not_gguf(f"{folder}/a.gguf"))
-    it is empty; pylongctx get lists models to download
-    """
+    """Describe a path that is not a GGUF file, and the way out; empty for a file that begins like GGUF."""
     if Path(path).is_dir():
         files = sorted(file.name for file in Path(path).glob("*.gguf"))
         return f"it is a folder; give {'one of ' if len(files) > 1 else ''}{', '.join(files[:8]) or 'a .gguf file'}"
@@ -81,13 +71,7 @@ def why_not_gguf(path: str) -> str:
 
 
 def load_failure(path: str, said: str) -> str:
-    """Return why a GGUF file cannot be loaded, from llama.cpp's log; a single line for a truncated file.
-
-    Examples
-    --------
-    >>> load_failure("a.gguf", "llama_model_load: error loading model: unknown architecture")
-    'llama_model_load: error loading model: unknown architecture'
-    """
+    """Return why a GGUF file cannot be loaded, from llama.cpp's log; a single line for a truncated file."""
     if TRUNCATED not in said:
         return said
     reason = said.splitlines()[0].rpartition("error loading model: ")[2].partition(", model is ")[0]

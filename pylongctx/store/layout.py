@@ -32,12 +32,6 @@ def chain(identity: Mapping[str, Any], tokens: NDArray[np.int32], block: int) ->
 
     The name of block i is a hash of the identity (model, method, settings and adapters) and of all tokens before
     ``(i + 1) * block``. Tokens after the last whole block get no name.
-
-    Examples
-    --------
-    >>> names = chain({"model": "a"}, np.arange(1000, dtype=np.int32), 512)
-    >>> len(names), len(names[0])
-    (1, 40)
     """
     name = hashlib.blake2b(json.dumps(dict(identity), sort_keys=True).encode(), digest_size=DIGEST).digest()
     names = []
