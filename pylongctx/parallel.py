@@ -19,15 +19,11 @@ from pylongctx.engine.drafting import Drafting, DraftModel
 from pylongctx.engine.job import Cancelled, Drawn, Job, Row
 from pylongctx.engine.overflow import most_tokens
 from pylongctx.engine.sampling.sampler import Sampler
-from pylongctx.engine.session import Session
 from pylongctx.engine.source import SessionSource
 from pylongctx.engine.thread import EngineThread
 from pylongctx.engine.tracer import chunked
 from pylongctx.llama import Llama
 from pylongctx.loading import OpenedModel
-from pylongctx.methods import Method
-from pylongctx.store import KVStore
-from pylongctx.store.library import StoredTexts
 
 MixedPrompt = str | list[int | str]  # a text, or tokens with texts between them
 # fill-in-the-middle tokens: GGUF's names, and their texts in known vocabularies
@@ -58,6 +54,10 @@ class Host:
         self.name = self.model_path = self._opened.path
         self.model = self._opened.model
         self.sessions = self._opened.sessions
+        self.session = self.sessions[0]
+        self.n_ctx = self.session.n_ctx  # of a sequence
+        self.method = self.session.method
+        self.store, self.library = self._opened.store, self._opened.library
         self.metadata = self.model.metadata()
         self.templates = Templates(self.model, given["chat_format"])
         self.seed: int = given["seed"]
@@ -66,21 +66,6 @@ class Host:
         self.draft_model: DraftModel | None = self._opened.draft_model
         if not self._opened.verbose:
             lib.lctx_log_set_level(0)  # llama.cpp logs disconnected clients as errors; other errors become exceptions
-
-    @property
-    def session(self) -> Session:
-        """The first sequence."""
-        return self.sessions[0]
-
-    @property
-    def method(self) -> Method | None:
-        """The method with every automatic choice filled in; None with llama.cpp's own KV cache."""
-        return self.session.method
-
-    @property
-    def n_ctx(self) -> int:
-        """The context window of a sequence in tokens."""
-        return self.session.n_ctx
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -133,16 +118,6 @@ class Host:
     def kv_bytes(self) -> int:
         """Return the bytes of KV memory in use, 0 with llama.cpp's own cache, which does not report it."""
         return self.session.context.kv_usage().bytes if self.method else 0
-
-    @property
-    def store(self) -> KVStore | None:
-        """The KV store, or None."""
-        return self._opened.store
-
-    @property
-    def library(self) -> StoredTexts | None:
-        """The store's interface for the engine, or None."""
-        return self._opened.library
 
     def add_lora(self, path: str, scale: float = 1.0) -> None:
         """Use a LoRA adapter; must be called before the first request."""

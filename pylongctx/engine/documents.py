@@ -109,11 +109,8 @@ class Documents:
     def add(self, text: str, name: str | None = None, owner: str | None = None, ratio: float | None = None) -> Document:
         """Register a text, which is prefilled before a prompt that contains it. ``name`` None: the text itself.
 
-        Raises
-        ------
-        ValueError
-            When the method does not support documents or their compression, or the ratio or the length of the text is
-            out of range.
+        Raises ValueError when the method does not support documents or their compression, or the ratio or the length of
+        the text is out of range.
         """
         check_share("ratio", ratio)
         if not self._most:
@@ -215,10 +212,7 @@ class Documents:
 def with_texts(messages: Any, document: Any) -> Any:
     """Return messages whose parts of type ``document`` are texts; ``document``: called as ``(text, name)``.
 
-    Raises
-    ------
-    ValueError
-        When a part has neither text nor a known name.
+    Raises ValueError when a part has neither text nor a known name.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return messages

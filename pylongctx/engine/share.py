@@ -20,7 +20,7 @@ End = Callable[[Slot, BaseException], None]
 class Pace:
     """Bounds the time of steps with both answers and prompts.
 
-    It is ``seconds``, or twice the time of a step without prompts if that is more; None: no limit.
+    The bound is ``seconds``, or twice the time of a step without prompts if that is more; None: no limit.
 
     Examples
     --------
