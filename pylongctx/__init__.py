@@ -3,20 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pylongctx.methods import (
-    H2O,
-    Corm,
-    DualChunk,
-    Full,
-    Kvzip,
-    LongHeads,
-    Scissorhands,
-    SelfExtend,
-    ShiftedRotary,
-    SnapKV,
-    Tova,
-    Window,
-)
+from pylongctx.methods import LongHeads
+from pylongctx.methods import positions as _positions
+from pylongctx.methods import rules as _rules
+from pylongctx.methods.positions import *  # noqa: F403 - what its __all__ names
+from pylongctx.methods.rules import *  # noqa: F403
 
 if TYPE_CHECKING:
     from pylongctx.chat import register_chat_completion_handler, unregister_chat_completion_handler
@@ -38,15 +29,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "H2O",
     "AsyncLlama",
     "BaseLlamaCache",
-    "Corm",
     "Document",
     "DraftChain",
-    "DualChunk",
-    "Full",
-    "Kvzip",
     "Llama",
     "LlamaCache",
     "LlamaDiskCache",
@@ -65,19 +51,15 @@ __all__ = [
     "NgramCacheDraft",
     "NgramDraft",
     "NgramModDraft",
-    "Scissorhands",
     "SelfDraft",
-    "SelfExtend",
-    "ShiftedRotary",
-    "SnapKV",
     "StoppingCriteria",
     "StoppingCriteriaList",
-    "Tova",
-    "Window",
     "__version__",
     "register_chat_completion_handler",
     "unregister_chat_completion_handler",
 ]
+__all__ += _positions.__all__
+__all__ += _rules.__all__
 
 _LAZY = {
     "parallel": ("AsyncLlama",),

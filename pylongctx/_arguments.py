@@ -80,6 +80,12 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
     return int(value)
 
 
+def check_bytes(name: str, value: Any) -> None:
+    """Raise ValueError unless ``value`` is None or a number of bytes."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+        raise ValueError(f"{name} must be a number of bytes or None, not {value!r}")
+
+
 def thread_counts(n_threads: int | None, n_threads_batch: int | None) -> tuple[int, int]:
     """Return both thread counts; None means the physical cores, and all available CPUs for prefill."""
     few = available_cores() if n_threads is None else n_threads
@@ -124,8 +130,7 @@ def model_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict[str, Any]:
     """Return the fields of ``lctx_context_params`` that the arguments set."""
     kv_limit = given["kv_limit"]
-    if kv_limit is not None and (isinstance(kv_limit, bool) or not isinstance(kv_limit, Integral) or kv_limit < 1):
-        raise ValueError(f"kv_limit must be a number of bytes or None, not {kv_limit!r}")
+    check_bytes("kv_limit", kv_limit)
     n_batch, embedding = check_count("n_batch", given["n_batch"]), bool(given["embedding"])
     settings = {name: given[name] for name in CONTEXT_FIELDS if given[name] is not None}  # None: llama.cpp's default
     return settings | {
@@ -165,8 +170,7 @@ def store_settings(given: Mapping[str, Any], otherwise: int) -> tuple[str, int, 
         if limit is not None:
             raise ValueError("kv_store_limit needs kv_store")
         return None
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, Integral) or limit < 1):
-        raise ValueError(f"kv_store_limit must be a number of bytes or None, not {limit!r}")
+    check_bytes("kv_store_limit", limit)
     if given["embedding"] or given["vocab_only"]:
         raise ValueError("kv_store needs completions: it cannot be combined with embedding or vocab_only")
     return os.fspath(folder), otherwise if limit is None else int(limit), words

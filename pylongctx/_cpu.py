@@ -34,22 +34,9 @@ def _kinds(folder: Path) -> dict[str, list[str]]:
 def cpu_kind(folder: Path, features: set[str]) -> str:
     """Return the kind of the fastest library in ``folder`` that runs on this CPU.
 
-    Parameters
-    ----------
-    folder
-        The package's ``lib``. Without ``kinds.json`` it has one library, compiled for the build machine.
-    features
-        The CPU's flags.
-
-    Returns
-    -------
-    str
-        The folder below ``folder`` with that library, or "" for ``folder`` itself.
-
-    Raises
-    ------
-    ImportError
-        When ``PYLONGCTX_CPU`` requests a kind that is missing or that this CPU cannot run.
+    It is the name of a folder below the package's ``lib``, or "" for ``lib`` itself, which without ``kinds.json`` has
+    one library, compiled for the build machine. Raises ImportError when ``PYLONGCTX_CPU`` requests a kind that is
+    missing or that this CPU cannot run.
     """
     if not (folder / KINDS).is_file():
         return ""

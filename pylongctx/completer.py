@@ -17,7 +17,6 @@ from pylongctx.completions import results
 from pylongctx.completions.grammar import constraint
 from pylongctx.completions.request import (
     AnswerOptions,
-    FunctionChoice,
     Grammar,
     Messages,
     Prompt,
@@ -66,24 +65,9 @@ TEMPLATE = {
 class Completer:
     """Completes prompts and answers conversations with OpenAI's response dicts, independent of slots and HTTP.
 
-    Parameters
-    ----------
-    model : Model
-        The model, for its vocabulary.
-    source : TokenSource
-        Generates the tokens.
-    name : str
-        The model's name in answers.
-    templates : Templates
-        The chat template.
-    seed : int or None
-        Seed of the samplers; -1 or None: random.
-    last_n_tokens_size : int
-        Number of last tokens that penalties consider.
-    chat_handler : callable or None
-        Handles ``create_chat_completion`` instead, called like llama_cpp's handlers.
-    prefills : bool
-        Whether an answer continues a last message of the assistant, as in llama-server; else it is a new message.
+    The source generates the tokens, ``name`` is the model's in answers, and penalties consider the last
+    ``last_n_tokens_size`` tokens. With ``prefills`` an answer continues a last message of the assistant, as in
+    llama-server; else it is a new message.
     """
 
     def __init__(
@@ -313,7 +297,7 @@ class Completer:
         self,
         messages: Messages,
         functions: Sequence[Mapping[str, Any]] | None = None,
-        function_call: FunctionChoice | None = None,
+        function_call: ToolChoice | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: ToolChoice | None = None,
         temperature: float = 0.2,

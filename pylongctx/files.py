@@ -21,21 +21,11 @@ PACKAGE = "{http://www.idpf.org/2007/opf}"
 
 @dataclass(frozen=True)
 class FileText:
-    """The text of a file.
+    """The text of a file."""
 
-    Attributes
-    ----------
-    name : str
-        The name of the file, as given.
-    text : str
-        The content.
-    note : str
-        A remark about how it was read; empty: none.
-    """
-
-    name: str
+    name: str  # as given
     text: str
-    note: str = ""
+    note: str = ""  # about how it was read
 
     @property
     def framed(self) -> str:
@@ -46,24 +36,8 @@ class FileText:
 def read_file(name: str | Path) -> FileText:
     """Return the text of a file.
 
-    Raises
-    ------
-    ValueError
-        When it is not a text file, a PDF or an EPUB, or has no text.
-    ImportError
-        When the package for its format is not installed.
-    OSError
-        When it cannot be read.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder, "letter.txt")
-    ...     _ = path.write_bytes("Grüße".encode("latin-1"))
-    ...     print(read_file(path).text, read_file(path).note)
-    Grüße read as Windows-1252, as it is not UTF-8
+    Raises ValueError when it is not a text file, a PDF or an EPUB, or has no text, ImportError when the package for its
+    format is not installed, and OSError when it cannot be read.
     """
     path = Path(name).expanduser()
     return text_of(path.read_bytes(), str(name))
@@ -72,29 +46,13 @@ def read_file(name: str | Path) -> FileText:
 def plain_text(name: str | Path) -> str:
     """Return the text of a file with newlines as line ends. A note about how it was read becomes a warning.
 
-    Raises
-    ------
-    ValueError
-        When it is not a text file, a PDF or an EPUB.
-    OSError
-        When it cannot be read.
-
-    Examples
-    --------
-    >>> plain_text("book.txt")[:20]
-    'It was the best of t'
+    Raises what ``read_file`` raises.
     """
     return without_note(read_file(name)).replace("\r\n", "\n")
 
 
 def without_note(file: FileText) -> str:
-    """Return the text of a file; a note about how it was read becomes a warning.
-
-    Examples
-    --------
-    >>> without_note(FileText("letter.txt", "Dear reader"))
-    'Dear reader'
-    """
+    """Return the text of a file; a note about how it was read becomes a warning."""
     if file.note:
         LOG.warning("%s: %s", file.name, file.note)
     return file.text
@@ -118,10 +76,7 @@ def text_of(data: bytes, name: str) -> FileText:
 def files_in(names: Iterable[str]) -> Iterator[str]:
     """Yield files, and instead of a folder its text files in order, without hidden ones.
 
-    Raises
-    ------
-    ValueError
-        When a folder has none, or too many.
+    Raises ValueError when a folder has none, or too many.
     """
     for name in names:
         folder = Path(name).expanduser()

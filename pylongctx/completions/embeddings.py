@@ -43,15 +43,7 @@ class CreateEmbeddingResponse(TypedDict):
 class Embedder:
     """Computes vectors of texts with a context that was opened for embeddings.
 
-    Parameters
-    ----------
-    session : Session
-        A sequence of that context.
-
-    Attributes
-    ----------
-    pooling : int
-        The pooling type, as llama.cpp's number.
+    ``pooling`` is the pooling type, as llama.cpp's number.
     """
 
     def __init__(self, session: Session) -> None:
@@ -160,10 +152,7 @@ def normalized(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 def shortened(rows: NDArray[np.float32], dimensions: int) -> NDArray[np.float32]:
     """Return the first ``dimensions`` numbers of vectors, scaled to length 1, as in OpenAI's API.
 
-    Raises
-    ------
-    ValueError
-        When the vectors have fewer.
+    Raises ValueError when the vectors have fewer.
     """
     if not 1 <= dimensions <= rows.shape[-1]:
         raise ValueError(f"dimensions must be from 1 to {rows.shape[-1]}, not {dimensions}")

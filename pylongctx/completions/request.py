@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import numpy as np
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 # A message of a conversation: role, content, and other fields that the chat template reads.
 Message = Mapping[str, Any]
-# A JSON schema.
-Schema = Mapping[str, Any]
 Messages = Sequence[Message]
 Prompt = str | Sequence[int]  # a text, or tokens
 # fields of SamplingParams by argument of the public methods, of which ``sample`` and ``generate`` have ``temp``
@@ -45,46 +43,7 @@ class Constrained(Protocol):
 
 
 Grammar = LlamaGrammar | Constrained | str
-
-
-class Function(TypedDict, total=False):
-    """A function that the model may call."""
-
-    name: str
-    description: str
-    parameters: Schema
-
-
-class Tool(TypedDict):
-    """A tool in OpenAI's form."""
-
-    type: Literal["function"]
-    function: Function
-
-
-class FunctionName(TypedDict):
-    """A function by name."""
-
-    name: str
-
-
-class NamedTool(TypedDict):
-    """A tool by name."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-class StreamOptions(TypedDict, total=False):
-    """OpenAI's ``stream_options``."""
-
-    include_usage: bool
-
-
-ToolChoice = str | NamedTool | Mapping[str, Any]
-
-
-FunctionChoice = str | FunctionName | Mapping[str, Any]
+ToolChoice = str | Mapping[str, Any]  # OpenAI's ``tool_choice`` and its older form ``function_call``
 
 
 class SamplerOptions(TypedDict, total=False):
@@ -149,15 +108,15 @@ class CompletionOptions(SamplingOptions, total=False):
 class ChatOptions(SamplingOptions, total=False):
     """The keywords of ``create_chat_completion``, except ``stream``."""
 
-    functions: Sequence[Function | Mapping[str, Any]] | None
-    function_call: FunctionChoice | None
-    tools: Sequence[Tool | Mapping[str, Any]] | None
+    functions: Sequence[Mapping[str, Any]] | None
+    function_call: ToolChoice | None
+    tools: Sequence[Mapping[str, Any]] | None
     tool_choice: ToolChoice | None
     response_format: Mapping[str, Any] | None
     max_tokens: int | None
     logprobs: bool | None
     top_logprobs: int | None
-    stream_options: StreamOptions | Mapping[str, Any] | None
+    stream_options: Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     enable_thinking: bool
     chat_template_kwargs: Mapping[str, Any] | None
@@ -177,10 +136,7 @@ def flattened(arguments: Mapping[str, Any], *but: str, more_of: type = SamplerOp
 def are_prompts(prompt: Any) -> bool:
     """Return True if a prompt is a list of prompts: of texts, or of lists of tokens.
 
-    Raises
-    ------
-    TypeError
-        When it is neither that nor a prompt.
+    Raises TypeError when it is neither that nor a prompt.
     """
     if isinstance(prompt, str):
         return False
@@ -196,10 +152,7 @@ def are_prompts(prompt: Any) -> bool:
 def prompt_tokens(source: TokenSource, prompt: Prompt) -> list[int]:
     """Return the tokens of a prompt with those that the model adds.
 
-    Raises
-    ------
-    ValueError
-        When it has no tokens, or a text cannot fit into the context (PromptTooLong).
+    Raises ValueError when it has no tokens, or a text cannot fit into the context (PromptTooLong).
     """
     model = source.model
     if not isinstance(prompt, str):

@@ -217,23 +217,14 @@ class StopFilter:
 
     Text that may be the beginning of a stop string is held back until that is decided; bytes of an unfinished
     character wait for the rest. The cost is linear in the text.
-
-    Attributes
-    ----------
-    stopped : bool
-        Whether a stop string was found.
-    word : str
-        The stop string that was found.
-    n_shown : int
-        Characters returned so far.
     """
 
     def __init__(self, stops: list[str], strip_space: bool = False) -> None:
         if not all(isinstance(stop, str) for stop in stops):
             raise TypeError("stop must be a string or a list of strings")
         self.stopped = False
-        self.word = ""
-        self.n_shown = 0
+        self.word = ""  # the stop string that was found
+        self.n_shown = 0  # characters returned so far
         self._stops = [stop for stop in stops if stop]
         self._strip_space = strip_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
@@ -268,35 +259,9 @@ class StopFilter:
 class Generation:
     """A running answer: its job, and the conversion of its tokens to text.
 
-    Parameters
-    ----------
-    source : TokenSource
-        Where the tokens come from.
-    job : Job
-        The request of the answer.
-    filter : StopFilter
-        Decodes pieces into text, up to a stop string.
-    piece : callable
-        Returns the bytes of a token.
-    scorer : Scorer or None
-        Creates entries of log-probabilities.
-    prompt : str
-        The text before the answer; offsets count from its beginning.
-    echo : bool
-        Whether the prompt comes before the answer, with entries of its tokens.
-    special : bool
-        Whether the prompt was a text whose special tokens were parsed.
-    params : SamplingParams or None
-        The sampling parameters, for reports.
-
-    Attributes
-    ----------
-    tokens : list of int
-        The tokens of the answer so far.
-    ended : bool
-        Whether the model ended it.
-    reason : str
-        Why it ended.
+    ``piece`` returns the bytes of a token. Offsets count from the beginning of ``prompt``, whose special tokens were
+    parsed if ``special``; with ``echo`` it comes before the answer, with entries of its tokens. ``params`` are for
+    reports.
     """
 
     def __init__(
@@ -460,13 +425,7 @@ class Answered(NamedTuple):
 
 
 class RunningAnswer:
-    """A running answer among others.
-
-    Parameters
-    ----------
-    generation : Generation
-        Its job must have been started.
-    """
+    """A running answer among others; the job of its generation must have been started."""
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
@@ -492,18 +451,10 @@ class RunningAnswer:
 def complete_together(
     solo: Solo, generations: Iterable[Generation], name: str, done: Callable[[int], None]
 ) -> list[Answered]:
-    """Return the answers to prompts, in order.
+    """Return the answers to prompts, in order; the lock of ``solo``, on whose sequences they run, is held.
 
-    Parameters
-    ----------
-    solo : Solo
-        Owner of the sequences that they run on; its lock is held.
-    generations : iterable of Generation
-        Each is created shortly before a sequence becomes free for it.
-    name : str
-        The model's name in answers.
-    done : callable
-        Called after each answer with the number of answered prompts.
+    A generation is taken from the iterable shortly before a sequence becomes free for it. ``done`` is called after each
+    answer with the number of answered prompts.
     """
     waiting, n_taken = iter(generations), 0
     running: dict[int, RunningAnswer] = {}

@@ -60,19 +60,11 @@ class CompressionReport:
 
 @dataclass(frozen=True)
 class ReplayPiece:
-    """A part of a text that is replayed.
-
-    Attributes
-    ----------
-    first, end : int
-        The part of the text.
-    tokens : int32 array
-        What is evaluated after the text: a request to repeat the part, and the part.
-    """
+    """A part of a text that is replayed."""
 
     first: int
     end: int
-    tokens: NDArray[np.int32]
+    tokens: NDArray[np.int32]  # what is evaluated after the text: a request to repeat the part, and the part
 
 
 def compression_prefills(method: Method) -> float:

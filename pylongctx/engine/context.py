@@ -92,19 +92,9 @@ class OffloadUsage:
 class Context:
     """Owner of one ``lctx_context``.
 
-    Parameters
-    ----------
-    model : Model
-        Must outlive the context.
-    settings : dict
-        Fields of ``lctx_context_params``; the others keep llama.cpp's defaults.
-    method : str
-        Spec string; empty for llama.cpp's own KV cache.
-
-    Raises
-    ------
-    InvalidInput
-        When the library refuses the model or a setting.
+    The model must outlive it. ``settings`` are fields of ``lctx_context_params``, the others keep llama.cpp's defaults;
+    an empty ``method`` is llama.cpp's own KV cache. Raises InvalidInput when the library refuses the model or a
+    setting.
     """
 
     def __init__(self, model: Model, settings: dict[str, Any], method: str) -> None:
@@ -180,15 +170,24 @@ class Context:
             self.step_seconds, self.step_tokens = time.monotonic() - started, len(tokens)
             check(status, lib.lctx_context_error(handle))
 
+    def _ask(self, function: Any, *args: Any) -> int:
+        """Return the answer of a function of the library."""
+        with self._lock:
+            return int(function(self.handle, *args))
+
+    def _refusal(self, function: Any, *args: Any) -> str:
+        """Return why a function of the library refused, or the empty string."""
+        with self._lock:
+            done = function(self.handle, *args)
+            return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
+
     def n_past(self, seq: int = 0) -> int:
         """Return the number of positions of a sequence in the cache."""
-        with self._lock:
-            return int(lib.lctx_n_past(self.handle, seq))
+        return self._ask(lib.lctx_n_past, seq)
 
     def step(self, pos: int, n: int) -> int:
         """Return how many of ``n`` tokens from ``pos`` one ``decode`` may evaluate and still be undone completely."""
-        with self._lock:
-            return int(lib.lctx_context_step(self.handle, pos, n))
+        return self._ask(lib.lctx_context_step, pos, n)
 
     def held_rows(self, layer: int, head: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the positions that a KV head holds, int32 [n] ascending, and their scores, int32 [n]."""
@@ -200,19 +199,15 @@ class Context:
 
     def n_held(self, seq: int, layer: int, head: int) -> int:
         """Return the number of KV entries of a sequence that a KV head holds."""
-        with self._lock:
-            return int(lib.lctx_seq_held(self.handle, seq, layer, head, ffi.NULL, ffi.NULL, 0))
+        return self._ask(lib.lctx_seq_held, seq, layer, head, ffi.NULL, ffi.NULL, 0)
 
     def truncate(self, n: int, seq: int = 0) -> str:
         """Remove the positions from ``n`` on; returns the reason of a refusal, or the empty string."""
-        with self._lock:
-            done = lib.lctx_seq_rm(self.handle, seq, n, -1)
-            return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
+        return self._refusal(lib.lctx_seq_rm, seq, n, -1)
 
     def restorable(self, n: int, seq: int = 0) -> int:
         """Return the longest prefix of at most ``n`` positions to which ``truncate`` can cut."""
-        with self._lock:
-            return int(lib.lctx_seq_restorable(self.handle, seq, n))
+        return self._ask(lib.lctx_seq_restorable, seq, n)
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -221,30 +216,24 @@ class Context:
 
     def checkpoint(self, seq: int = 0) -> str:
         """Take a checkpoint at the current end; returns the reason of a refusal, or the empty string."""
-        with self._lock:
-            done = lib.lctx_seq_checkpoint(self.handle, seq)
-            return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
+        return self._refusal(lib.lctx_seq_checkpoint, seq)
 
     def cut_before(self, pos: int) -> int:
         """Return the last position up to ``pos`` where a checkpoint is usable."""
-        with self._lock:
-            return int(lib.lctx_context_cut_before(self.handle, pos))
+        return self._ask(lib.lctx_context_cut_before, pos)
 
     def copy(self, source: int, target: int, n: int) -> bool:
         """Copy the first ``n`` positions of one sequence to another; False: refused, nothing changed."""
-        with self._lock:
-            return bool(lib.lctx_seq_cp(self.handle, source, target, n))
+        return bool(self._ask(lib.lctx_seq_cp, source, target, n))
 
     def select_from(self, first: int = -1) -> None:
         """Let queries before a position read everything, and later ones choose; -1: as the method says."""
-        with self._lock:
-            if not lib.lctx_context_select_from(self.handle, first):
-                raise error(lib.LCTX_INVALID, text(lib.lctx_context_error(self.handle)) or "refused")
+        if refusal := self._refusal(lib.lctx_context_select_from, first):
+            raise error(lib.LCTX_INVALID, refusal)
 
     def can_draft(self, seq: int = 0) -> bool:
         """Return True if the MTP block knows the hidden state of the last token of a sequence."""
-        with self._lock:
-            return bool(lib.lctx_mtp_ready(self.handle, seq))
+        return bool(self._ask(lib.lctx_mtp_ready, seq))
 
     def draft_step(
         self, tokens: NDArray[np.int32], positions: NDArray[np.int32], seqs: NDArray[np.int32]
@@ -260,30 +249,27 @@ class Context:
 
     def begin_replay(self, seq: int = 0) -> int:
         """Start votes by queries of new tokens; returns after how many ``truncate`` can still restore this state."""
-        with self._lock:
-            return self._replay(seq, True)
+        return self._counted(lib.lctx_seq_replay, seq, True)
 
     def end_replay(self, seq: int = 0) -> None:
         """Stop the votes."""
-        with self._lock:
-            self._replay(seq, False)
+        self._counted(lib.lctx_seq_replay, seq, False)
 
     def replay_piece(self, first: int, end: int, seq: int = 0) -> None:
         """Begin the replay of a piece of the text: queries read no other one if the method replays pieces."""
-        with self._lock:
-            done = int(lib.lctx_seq_replay_piece(self.handle, seq, first, end))
-            check(min(done, lib.LCTX_OK), lib.lctx_context_error(self.handle))
+        self._counted(lib.lctx_seq_replay_piece, seq, first, end)
 
-    def _replay(self, seq: int, on: bool) -> int:
-        most = int(lib.lctx_seq_replay(self.handle, seq, on))
-        check(min(most, lib.LCTX_OK), lib.lctx_context_error(self.handle))
-        return most
+    def _counted(self, function: Any, *args: Any) -> int:
+        """Return the number from a function of the library, which is negative for an error."""
+        with self._lock:
+            n = int(function(self.handle, *args))
+            check(min(n, lib.LCTX_OK), lib.lctx_context_error(self.handle))
+            return n
 
     def compress(self, share: float, seq: int = 0) -> None:
         """Keep a fraction of the KV entries of a sequence, by the votes of its replay."""
-        with self._lock:
-            if not lib.lctx_seq_compress(self.handle, seq, share):
-                raise error(lib.LCTX_INVALID, text(lib.lctx_context_error(self.handle)) or "refused")
+        if refusal := self._refusal(lib.lctx_seq_compress, seq, share):
+            raise error(lib.LCTX_INVALID, refusal)
 
     def clear(self, seq: int = 0) -> None:
         """Clear all sequences, or one of them."""
@@ -312,8 +298,7 @@ class Context:
     @property
     def slice_kind(self) -> int:
         """The content of a slice of a sequence, see ``lctx_context_slices``."""
-        with self._lock:
-            return int(lib.lctx_context_slices(self.handle))
+        return self._ask(lib.lctx_context_slices)
 
     def slice(self, first: int, end: int, seq: int = 0) -> NDArray[np.uint8]:
         """Return the bytes of a range of positions of a sequence, in whole pages and chunks."""
@@ -333,14 +318,11 @@ class Context:
 
     def n_exact(self, seq: int = 0) -> int:
         """Return how many rows of a sequence were computed from exactly the rows before them."""
-        with self._lock:
-            return int(lib.lctx_seq_exact(self.handle, seq))
+        return self._ask(lib.lctx_seq_exact, seq)
 
     def drop(self, first: int, end: int, seq: int = 0) -> str:
         """Remove positions of a sequence, shifting later ones; returns the reason of a refusal, or the empty string."""
-        with self._lock:
-            done = lib.lctx_seq_drop(self.handle, seq, first, end)
-            return "" if done else text(lib.lctx_context_error(self.handle)) or "refused"
+        return self._refusal(lib.lctx_seq_drop, seq, first, end)
 
     def set_foreign(self, data: NDArray[np.uint8], seq: int = 0) -> None:
         """Complete a sequence built from slices; InvalidInput when it does not fit, which leaves the sequence empty."""
@@ -369,8 +351,7 @@ class Context:
 
     def pooling_type(self) -> int:
         """Return the pooling, see ``lctx_context_pooling``."""
-        with self._lock:
-            return int(lib.lctx_context_pooling(self.handle))
+        return self._ask(lib.lctx_context_pooling)
 
     def embed(self, texts: list[list[int]]) -> NDArray[np.float32]:
         """Return embeddings, float32 [n, size], one per text or without pooling per token; clears the cache."""
@@ -414,10 +395,7 @@ class Context:
     def read_trace(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the records: positions [n_query], chunks [n_query, n_layer, n_head, n_read].
 
-        Raises
-        ------
-        MemoryError
-            When there is no memory for the copy, or there was none for a record.
+        Raises MemoryError when there is no memory for the copy, or there was none for a record.
         """
         info = ffi.new("lctx_trace_info *")
         with self._lock:

@@ -78,38 +78,18 @@ class Document:
 
 @dataclass(frozen=True)
 class Placed:
-    """Rows of a prompt that come from a document.
-
-    Attributes
-    ----------
-    first, end : int
-        The rows.
-    document : Document or None
-        The document; None: the prefix of these rows is unknown.
-    skip : int
-        Rows of its own prefill before these.
-    """
+    """Rows of a prompt that come from a document."""
 
     first: int
     end: int
-    document: Document | None = None
-    skip: int = 0
+    document: Document | None = None  # None: the prefix of these rows is unknown
+    skip: int = 0  # rows of its own prefill before these
 
 
 class Documents:
     """The documents of an engine, the least recently used first. Thread-safe.
 
-    Parameters
-    ----------
-    model : Model
-        Has the vocabulary.
-    context : Context
-        The context in which they are placed.
-
-    Attributes
-    ----------
-    limit : int or None
-        Maximum bytes of rows; beyond it, the least recently used documents lose theirs.
+    Beyond ``limit`` bytes of rows (None: no limit), the least recently used documents lose theirs.
     """
 
     def __init__(self, model: Model, context: Context) -> None:
@@ -129,11 +109,8 @@ class Documents:
     def add(self, text: str, name: str | None = None, owner: str | None = None, ratio: float | None = None) -> Document:
         """Register a text, which is prefilled before a prompt that contains it. ``name`` None: the text itself.
 
-        Raises
-        ------
-        ValueError
-            When the method does not support documents or their compression, or the ratio or the length of the text is
-            out of range.
+        Raises ValueError when the method does not support documents or their compression, or the ratio or the length of
+        the text is out of range.
         """
         check_share("ratio", ratio)
         if not self._most:
@@ -235,10 +212,7 @@ class Documents:
 def with_texts(messages: Any, document: Any) -> Any:
     """Return messages whose parts of type ``document`` are texts; ``document``: called as ``(text, name)``.
 
-    Raises
-    ------
-    ValueError
-        When a part has neither text nor a known name.
+    Raises ValueError when a part has neither text nor a known name.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return messages

@@ -28,17 +28,13 @@ Row = NDArray[np.float32]
 Tokens = NDArray[np.int32]
 
 
-class StepTimes:
-    """Seconds of a step by its number of tokens, for steps without prompt tokens.
+def _mean(before: float | None, now: float) -> float:
+    """Return the moving average of times; ``before`` is None for the first one."""
+    return now if before is None else (1 - WEIGHT) * before + WEIGHT * now
 
-    Examples
-    --------
-    >>> times = StepTimes()
-    >>> times.add(1, 0.1)
-    >>> times.add(5, 0.3)
-    >>> round(times.seconds(3), 3), round(times.seconds(9), 3)
-    (0.2, 0.5)
-    """
+
+class StepTimes:
+    """Seconds of a step by its number of tokens, for steps without prompt tokens."""
 
     def __init__(self) -> None:
         self._known: dict[int, float] = {}
@@ -48,8 +44,7 @@ class StepTimes:
         """Record a step of ``n`` tokens."""
         if n not in self._known:
             insort(self._sizes, n)
-        before = self._known.get(n, seconds)
-        self._known[n] = (1 - WEIGHT) * before + WEIGHT * seconds
+        self._known[n] = _mean(self._known.get(n), seconds)
 
     def knows(self, n: int) -> bool:
         """Return True if a step of ``n`` tokens was measured."""
@@ -93,20 +88,6 @@ class DraftLength:
 
     The first token of a draft is accepted with one probability, and each following one, after an accepted token, with
     another: drafts from the text are right for long, or not at all.
-
-    Examples
-    --------
-    >>> times, length = StepTimes(), DraftLength()
-    >>> times.add(1, 0.1)
-    >>> times.add(5, 0.1)
-    >>> for _ in range(4):
-    ...     length.add(drafted=4, accepted=4)
-    >>> length.choose(times, n_others=0, most=16)
-    16
-    >>> for _ in range(8):
-    ...     length.add(drafted=4, accepted=0)
-    >>> length.choose(times, n_others=0, most=16) < 16
-    True
     """
 
     draft_seconds: float = 0.0  # time of a draft token
@@ -132,14 +113,11 @@ class DraftLength:
         """Record the time that a draft took."""
         if drafted:
             self._left = 0
-            each = seconds / drafted
-            self.draft_seconds = each if not self.draft_seconds else (1 - WEIGHT) * self.draft_seconds + WEIGHT * each
+            self.draft_seconds = _mean(self.draft_seconds or None, seconds / drafted)
 
     def copied(self, seconds: float) -> None:
         """Record the time that a copy of the recurrent state took, which a draft can be undone with."""
-        self.copy_seconds = (
-            seconds if self.copy_seconds is None else (1 - WEIGHT) * self.copy_seconds + WEIGHT * seconds
-        )
+        self.copy_seconds = _mean(self.copy_seconds, seconds)
 
     def choose(self, times: StepTimes, n_others: int, most: int) -> int:
         """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""
@@ -179,52 +157,26 @@ class DraftLength:
 
 
 class DraftRequest(NamedTuple):
-    """A text for which a draft is wanted.
+    """A text for which a draft is wanted."""
 
-    Attributes
-    ----------
-    tokens : numpy.ndarray
-        int32 [n], the text.
-    n_max : int
-        Maximum number of draft tokens.
-    session : Session or None
-        The sequence that holds all but the last of the tokens.
-    """
-
-    tokens: Tokens
-    n_max: int
-    session: Session | None = None
+    tokens: Tokens  # int32 [n], the text
+    n_max: int  # draft tokens
+    session: Session | None = None  # the sequence that holds all but the last of the tokens
 
 
 class Drafting:
-    """The drafts of one job.
-
-    Parameters
-    ----------
-    model : callable
-        The draft model, see ``LlamaDraftModel``.
-
-    Attributes
-    ----------
-    model : callable
-        The draft model.
-    least : int
-        Texts with fewer tokens are not drafted.
-    n_drafted, n_accepted : int
-        Draft tokens that were evaluated, and how many of them were right.
-    n_drafts : int
-        Drafts.
-    """
+    """The drafts of one job, by a draft model; see ``LlamaDraftModel``."""
 
     def __init__(self, model: DraftModel) -> None:
         self.model = model
-        self.least = int(getattr(model, "least", 0))
+        self.least = int(getattr(model, "least", 0))  # texts with fewer tokens are not drafted
         self._length = DraftLength() if is_adaptive(model) else None
         self._tokens: list[int] = []  # drafted and evaluated, not accepted yet
         self._rows: list[Row] = []  # their logits
         self._n_right = 0  # accepted tokens of the current draft
         self._paused = False
-        self.n_drafted = self.n_accepted = self.n_drafts = 0
+        self.n_drafts = 0
+        self.n_drafted = self.n_accepted = 0  # draft tokens that were evaluated, and those of them that were right
 
     def length(self, most: int, times: StepTimes, n_others: int) -> int:
         """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""

@@ -25,18 +25,9 @@ class Engine:
 
     It has no thread: its driver calls ``assign_waiting`` and ``step``. Other threads may only call ``interrupt``.
 
-    Parameters
-    ----------
-    sessions : list of Session
-        The sequences of one context, one slot each.
-    library : Library or None
-        The KV store, a source of prompts.
-    states : sequence of Source
-        Sources of prompts in addition to sequences and the store.
-    wake : callable
-        Called by other threads when ``can_step`` or ``can_assign`` may have become true.
-    step_seconds : float or None
-        Time limit of a step with both answers and prompts, see ``Pace``.
+    Each of the sequences, all of one context, is a slot. Sources of prompts are these, the ``library`` (the KV store)
+    and ``states``. Other threads call ``wake`` when ``can_step`` or ``can_assign`` may have become true.
+    ``step_seconds`` limits a step with both answers and prompts, see ``Pace``.
     """
 
     def __init__(

@@ -20,19 +20,7 @@ CONTEXT_MULTIPLE = 256  # llama.cpp pads n_ctx to a multiple of it
 
 
 def row_identity(model: Model, files: ModelFiles, context: Context, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the identity without adapters and ``WEIGHTS``, which is known at once.
-
-    Parameters
-    ----------
-    model : Model
-        The model.
-    files : ModelFiles
-        Its files.
-    context : Context
-        Its context.
-    given : mapping
-        The arguments of ``Llama``.
-    """
+    """Return the identity without adapters and ``WEIGHTS``, which is known at once; ``given`` is for ``Llama``."""
     return {
         "format": FORMAT,
         "name": model.metadata().get("general.name", ""),

@@ -56,74 +56,30 @@ class Cancelled(Exception):  # noqa: N818 - reads as what happened
 
 @dataclass(eq=False)
 class Job:
-    """A prompt and its continuation.
+    """A prompt and its continuation."""
 
-    Attributes
-    ----------
-    tokens : numpy.ndarray
-        int32 [n], the prompt.
-    sampler : Sampler
-        Samples the tokens; used only by the engine's thread.
-    limit : int or None
-        Maximum tokens to generate; an end token also ends the job. None: neither ends it, only the reader does.
-    processors, criteria : callable or None
-        Change the logits before sampling; end the job, as in llama_cpp.
-    with_rows : bool
-        Whether every token comes with the logits that it was sampled from.
-    after_samplers : bool
-        Whether these are log-probabilities after all samplers, -inf for removed tokens.
-    every_row : bool
-        Whether the logits after every token of the prompt are returned too, see ``rows``.
-    follows : bool
-        Whether the tokens are appended to the sequence; else they are the whole text.
-    draft : Drafting or None
-        Drafts tokens, which are evaluated in one batch with the token before them.
-    id : str
-        Id of the completion, "" for other jobs.
-    traced : bool
-        Whether to record the chunks read for generated tokens.
-    progress : callable or None
-        Called by the engine's thread before the first step of the prompt, and after each.
-    owner : str or None
-        The owner of the tokens, which are not reused for other owners.
-    slot : int or None
-        The sequence that it must run on; None: any.
-    reuses : bool
-        Whether a cached prefix may be used.
-    placed : tuple of Placed
-        Parts of the prompt from documents, ascending; documents are prefilled first.
-    reads : Document or None
-        The document whose text is the prompt and whose rows are kept; None for other prompts.
-    evictions : Evictions or None
-        What to evict when the context is full before the answer ends; None: nothing, and the limit fits.
-    stop_tokens : frozenset of int
-        Tokens that end the answer, in addition to the model's end tokens.
-    dropped_tokens, dropped_turns : int
-        Tokens and whole turns that were left out of the prompt or evicted since.
-    """
-
-    tokens: NDArray[np.int32]
-    sampler: Sampler
-    limit: int | None = 0
-    processors: Processors = None
-    criteria: StoppingCriteria | None = None
-    with_rows: bool = False
-    after_samplers: bool = False
-    every_row: bool = False
-    follows: bool = False
-    draft: Drafting | None = None
-    id: str = ""
-    traced: bool = False
-    progress: Callable[["Job"], None] | None = None
-    owner: str | None = None
-    slot: int | None = None
-    reuses: bool = True
-    placed: tuple[Placed, ...] = ()
-    reads: Document | None = None
-    evictions: Evictions | None = None
-    stop_tokens: frozenset[int] = frozenset()
-    dropped_tokens: int = 0
-    dropped_turns: int = 0
+    tokens: NDArray[np.int32]  # the prompt
+    sampler: Sampler  # used only by the engine's thread
+    limit: int | None = 0  # maximum tokens to generate; None: only the reader ends it, not even an end token
+    processors: Processors = None  # change the logits before sampling, as in llama_cpp
+    criteria: StoppingCriteria | None = None  # end the job, as in llama_cpp
+    with_rows: bool = False  # every token comes with the logits that it was sampled from
+    after_samplers: bool = False  # these are log-probabilities after all samplers, -inf for removed tokens
+    every_row: bool = False  # the logits after every token of the prompt are returned too, see ``rows``
+    follows: bool = False  # the tokens are appended to the sequence; else they are the whole text
+    draft: Drafting | None = None  # drafts tokens, which are evaluated in one batch with the token before them
+    id: str = ""  # of the completion, "" for other jobs
+    traced: bool = False  # record the chunks read for generated tokens
+    progress: Callable[["Job"], None] | None = None  # called before the first step of the prompt, and after each
+    owner: str | None = None  # of the tokens, which are not reused for other owners
+    slot: int | None = None  # the sequence that it must run on; None: any
+    reuses: bool = True  # a cached prefix may be used
+    placed: tuple[Placed, ...] = ()  # parts of the prompt from documents, ascending; documents are prefilled first
+    reads: Document | None = None  # its text is the prompt, and its rows are kept
+    evictions: Evictions | None = None  # when the context is full before the answer ends; None: the limit fits
+    stop_tokens: frozenset[int] = frozenset()  # end the answer, as the model's end tokens do
+    dropped_tokens: int = 0  # left out of the prompt or evicted since
+    dropped_turns: int = 0  # whole turns, likewise
 
     submitted: bool = False
     together: bool = False  # runs concurrently with other jobs of the same reader

@@ -20,18 +20,8 @@ PAUSE_FACTOR = 9  # pause between loads, as a multiple of the time of a load
 class Loader:
     """Plans prompts, and loads their pieces between steps.
 
-    Parameters
-    ----------
-    slots : list of Slot
-        The slots of the engine.
-    counters : Counters
-        The counters of the engine.
-    library : Library or None
-        The KV store, a source of prompts.
-    states : sequence of Source
-        Sources of prompts in addition to sequences and the store.
-    wake : callable
-        Called by the thread of a source when it has data to load.
+    Its sources are the sequences of the slots, the ``library`` (the KV store) and ``states``. The thread of a source
+    calls ``wake`` when it has data to load.
     """
 
     def __init__(
@@ -157,16 +147,9 @@ def _copy(source: Session, target: Session, n: int) -> None:
 
 
 class Readers:
-    """The jobs that prefill documents.
+    """The jobs that prefill documents; the KV store may contain those that were compressed.
 
-    Parameters
-    ----------
-    documents : Documents
-        Receive the rows.
-    library : Library or None
-        The KV store, which may contain compressed documents.
-    wake : callable
-        Called by other threads when the search for a document may have ended.
+    Other threads call ``wake`` when the search for a document may have ended.
     """
 
     def __init__(self, documents: Documents, library: Library | None, wake: Callable[[], None]) -> None:

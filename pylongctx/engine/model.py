@@ -38,18 +38,8 @@ def _free_first(free: Callable[[Any], None], of_model: Any, handle: Any) -> None
 class Model:
     """Owner of one ``lctx_model``.
 
-    Parameters
-    ----------
-    path : str
-        GGUF file.
-    settings : dict
-        Fields of ``lctx_model_params``; the others keep llama.cpp's defaults. ``kv_overrides``, ``override_tensor``:
-        as in ``Llama``.
-
-    Raises
-    ------
-    ValueError
-        When the file is missing or cannot be loaded.
+    ``settings`` are fields of ``lctx_model_params``, the others keep llama.cpp's defaults; ``kv_overrides`` and
+    ``override_tensor`` are as in ``Llama``. Raises ValueError when the file is missing or cannot be loaded.
     """
 
     def __init__(self, path: str, settings: dict[str, Any]) -> None:

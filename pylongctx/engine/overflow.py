@@ -21,10 +21,7 @@ class Eviction(NamedTuple):
 class Evictions(Protocol):
     """Chooses the tokens to evict while an answer is generated.
 
-    Attributes
-    ----------
-    most : int or None
-        Maximum tokens of an answer without a given limit; None: as many as fit without eviction.
+    ``most`` is the maximum tokens of an answer without a given limit; None: as many as fit without eviction.
     """
 
     most: int | None
@@ -34,13 +31,7 @@ class Evictions(Protocol):
 
 
 class Halves:
-    """The evictions from a text without turns: its first tokens stay, and the older half of the rest is evicted.
-
-    Parameters
-    ----------
-    n_keep : int
-        Number of first tokens to keep.
-    """
+    """The evictions from a text without turns: ``n_keep`` first tokens stay, the older half of the rest is evicted."""
 
     most = None
 
@@ -71,13 +62,7 @@ def most_tokens(wanted: int | None, room: int, evictions: Evictions | None) -> i
 
 
 def evicting(spec: str) -> str:
-    """Return the method for ``spec`` that can evict the middle; an empty spec is llama.cpp's own KV cache.
-
-    Raises
-    ------
-    ValueError
-        When the method cannot evict the middle.
-    """
+    """Return the method for ``spec`` ("": llama.cpp's own KV cache) that can evict the middle; else ValueError."""
     method = parse(spec) if spec else None
     if not isinstance(method, Full) or method.spans == 1:
         own = "llama.cpp's own KV cache (method=None)"

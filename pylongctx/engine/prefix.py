@@ -19,15 +19,7 @@ def longest_prefix(a: Sequence[int] | NDArray[Any], b: Sequence[int] | NDArray[A
 def find_gap(held: NDArray[np.int32], tokens: NDArray[np.int32]) -> tuple[int, int] | None:
     """Find the run of held tokens that is missing from a text with the same tokens before and after it.
 
-    Parameters
-    ----------
-    held, tokens : numpy.ndarray
-        int32 [n], the held tokens and the text.
-
-    Returns
-    -------
-    run : tuple of int or None
-        Its first token and its end, for the run with the most matching tokens after it; None if those are too few.
+    Returns the first token and the end of the run with the most matching tokens after it; None if those are too few.
 
     Examples
     --------

@@ -44,15 +44,7 @@ class Now(Generic[Item]):
 
 
 class Fetch(Generic[Item]):
-    """The items of an iterator, read one ahead by a separate thread.
-
-    Parameters
-    ----------
-    items : iterator
-        Used only by the thread.
-    wake : callable
-        Called by the thread when an item is available.
-    """
+    """The items of an iterator, read one ahead by a separate thread, which calls ``wake`` when one is available."""
 
     def __init__(self, items: Iterator[Item], wake: Callable[[], None]) -> None:
         self._items, self._wake = items, wake
@@ -104,74 +96,38 @@ class Fetch(Generic[Item]):
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Tokens of a prompt, from ``first`` to before ``end``, whose KV entries a source has.
-
-    Attributes
-    ----------
-    source : Source
-        The source.
-    first, end : int
-        The tokens; a sequence must hold those before ``first``, and nothing after them.
-    key : object
-        The source's key to fetch it.
-    logits : bool
-        Whether the logits after the last of them are known.
-    exact : bool
-        Whether the rows equal those of a full prefill. If not, no other source can continue them.
-    """
+    """Tokens of a prompt, from ``first`` to before ``end``, whose KV entries a source has."""
 
     source: "Source"
-    first: int
+    first: int  # a sequence must hold the tokens before it, and nothing after them
     end: int
-    key: Any = None
-    logits: bool = False
-    exact: bool = True
+    key: Any = None  # the source's key to fetch it
+    logits: bool = False  # the logits after the last of them are known
+    exact: bool = True  # the rows equal those of a full prefill; else no other source can continue them
 
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """Data of a sequence from a source.
+    """Data of a sequence from a source."""
 
-    Attributes
-    ----------
-    tokens : numpy.ndarray
-        int32 [n], the tokens of the data.
-    rows : numpy.ndarray
-        uint8, the rows of the tokens, to append to those of the sequence; see ``Context.slice``.
-    state : numpy.ndarray
-        uint8, a whole sequence, which replaces the current one; see ``Context.state``.
-    foreign : numpy.ndarray
-        uint8, windows and recurrent states at the end; see ``Context.foreign``.
-    logits : numpy.ndarray
-        float32 [n_vocab], the logits after the last token, or empty.
-    placed : Placed or None
-        The document that the rows come from.
-    """
-
-    tokens: Tokens
+    tokens: Tokens  # of the data
+    # the rows of the tokens, to append to those of the sequence, see ``Context.slice``
     rows: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
+    # a whole sequence, which replaces the current one, see ``Context.state``
     state: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
+    # windows and recurrent states at the end, see ``Context.foreign``
     foreign: NDArray[np.uint8] = field(default_factory=lambda: NO_BYTES)
+    # [n_vocab] after the last token, or empty
     logits: NDArray[np.float32] = field(default_factory=lambda: NO_LOGITS)
-    placed: Placed | None = None
+    placed: Placed | None = None  # the document that the rows come from
 
 
 class Source(ABC):
-    """A source of KV entries of evaluated texts.
+    """A source of KV entries of evaluated texts."""
 
-    Attributes
-    ----------
-    name : str
-        Its name in the log.
-    slow : bool
-        Whether ``fetch`` reads files.
-    whole : bool
-        Whether a sequence is only usable after all loads of a piece.
-    """
-
-    name: str
-    slow = False
-    whole = False
+    name: str  # in the log
+    slow = False  # ``fetch`` reads files
+    whole = False  # a sequence is only usable after all loads of a piece
 
     @abstractmethod
     def covers(self, tokens: Tokens, held: int) -> Piece | None:
@@ -197,14 +153,8 @@ class Source(ABC):
 class Held(Source):
     """A sequence as the source of a prompt that continues it.
 
-    Parameters
-    ----------
-    session : Session
-        The sequence.
-    placed : sequence of Placed
-        Parts of the prompt that come from documents.
-    lossy : bool
-        Whether the prompt lacks turns, so that rows computed with them are accepted.
+    ``placed`` are the parts of the prompt that come from documents. A ``lossy`` prompt lacks turns, so rows computed
+    with them are accepted.
     """
 
     name = "the sequence"
@@ -255,20 +205,9 @@ class Reading(Source):
 def plan(tokens: Tokens, sources: Sequence[Source], placed: Sequence[Placed] = ()) -> list[Piece]:
     """Plan the sources of a prompt's rows; tokens between the pieces are evaluated.
 
-    Parameters
-    ----------
-    tokens : numpy.ndarray
-        int32 [n], the prompt.
-    sources : sequence of Source
-        Sources of its prefix: each is used where it ends later than those before it. Only the first one may be a
-        sequence that holds documents of the prompt.
-    placed : sequence of Placed
-        Parts of it that come from documents, ascending.
-
-    Returns
-    -------
-    list of Piece
-        Ascending, without overlap. After the last one at least one token is evaluated, unless its logits are known.
+    A source of the prefix is used where it ends later than those before it; only the first one may be a sequence that
+    holds documents of the prompt. ``placed`` are the parts that come from documents, ascending. The pieces are
+    ascending, without overlap. After the last one at least one token is evaluated, unless its logits are known.
     """
     pieces: list[Piece] = []
     for i, source in enumerate(sources):
@@ -308,10 +247,7 @@ def hold(session: Session, piece: Piece | None) -> None:
 def apply(session: Session, load: Load) -> None:
     """Load a piece into a sequence; no other function writes rows that were not evaluated in it.
 
-    Raises
-    ------
-    LctxError, MemoryError
-        When the data does not fit. The sequence is unchanged or empty.
+    Raises LctxError or MemoryError when the data does not fit. The sequence is unchanged or empty.
     """
     if len(load.state):
         session.load(load.tokens, load.logits, load.state)

@@ -38,13 +38,6 @@ class Checkpoints:
     - every ``SPACING`` tokens,
 
     or at the last earlier position from which the method can continue.
-
-    Parameters
-    ----------
-    context : Context
-        The context.
-    seq : int
-        The sequence.
     """
 
     def __init__(self, context: Context, seq: int) -> None:
@@ -99,22 +92,9 @@ class Part(NamedTuple):
 def evaluate(parts: list[Part], room: Rows) -> list[Rows]:
     """Evaluate parts of several sequences of one context in one batch, and record them in their sessions.
 
-    Parameters
-    ----------
-    parts : list of Part
-        Together at most ``Context.n_step`` tokens.
-    room : numpy.ndarray
-        float32 [n, n_vocab], buffer of the logits; a new array is used for more than n rows.
-
-    Returns
-    -------
-    list of numpy.ndarray
-        float32 [n_rows, n_vocab] for each part; with logits_all for all of its tokens.
-
-    Raises
-    ------
-    Aborted, ContextFull, LctxError
-        When nothing was evaluated; the sessions are unchanged.
+    The parts have together at most ``Context.n_step`` tokens. Returns the logits of each part, float32 [n_rows,
+    n_vocab], with logits_all of all its tokens, in ``room`` if they fit there. Raises Aborted, ContextFull or LctxError
+    when nothing was evaluated; the sessions are unchanged.
     """
     context = parts[0].session.context
     positions: list[int] = []

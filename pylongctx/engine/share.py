@@ -20,10 +20,7 @@ End = Callable[[Slot, BaseException], None]
 class Pace:
     """Bounds the time of steps with both answers and prompts.
 
-    Parameters
-    ----------
-    seconds : float or None
-        Time limit of such a step, or twice the time of a step without prompts if that is more. None: no limit.
+    The bound is ``seconds``, or twice the time of a step without prompts if that is more; None: no limit.
 
     Examples
     --------

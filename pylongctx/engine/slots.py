@@ -106,15 +106,7 @@ def _promised(slot: Slot, job: Job) -> int:
 
 
 class IdleSlots:
-    """The slots of an engine, as far as they have no job. ValueError for others.
-
-    Parameters
-    ----------
-    slots : sequence of Slot
-        The slots.
-    library : Library or None
-        The KV store of the engine.
-    """
+    """The slots of an engine, as far as they have no job. ValueError for others."""
 
     def __init__(self, slots: Sequence[Slot], library: Library | None = None) -> None:
         self._slots, self._library = slots, library

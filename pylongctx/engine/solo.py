@@ -11,32 +11,23 @@ from pylongctx.engine.documents import Document
 from pylongctx.engine.drafting import Drafting, DraftModel
 from pylongctx.engine.engine import Engine
 from pylongctx.engine.job import Drawn, Job, Row
-from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import most_tokens
 from pylongctx.engine.reuse import Library
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.engine.session import Session
+from pylongctx.engine.source import SessionSource
 from pylongctx.engine.states import States
 
 FIRST_SEQUENCE = 0  # the sequence of ``Llama.session``
 
 
-class Solo:
+class Solo(SessionSource):
     """The token source of a Llama, see ``TokenSource``; calls from several threads wait for each other.
 
     A job runs alone on the first sequence; jobs of ``start`` run concurrently on all sequences.
 
-    Parameters
-    ----------
-    sessions : list of Session
-        The sequences.
-    states : States
-        Sources for prompts of the first sequence.
-    draft_model : callable or None
-        Drafts tokens, which are evaluated in one batch.
-    library : Library or None
-        The KV store, a source of prompts.
+    Prompts of the first sequence can continue from ``states``, and all from the ``library``, the KV store.
     """
 
     def __init__(
@@ -46,49 +37,23 @@ class Solo:
         draft_model: DraftModel | None = None,
         library: Library | None = None,
     ) -> None:
-        self.session = sessions[0]
+        super().__init__(sessions[0])
         self.states = states
         self.draft_model = draft_model
         self._woken = threading.Event()
         self.engine = Engine(sessions, library, [states], self._woken.set)
         self._last: tuple[Job | None, int] = (None, 0)  # the running job, and ``changes`` at its last token
 
-    @property
-    def model(self) -> Model:
-        """The model."""
-        return self.session.model
-
     def lock(self) -> AbstractContextManager[Any]:
         """Return the lock of the session."""
         return self.session.lock
-
-    def check_size(self, n_bytes: int) -> None:
-        """Raise PromptTooLong for a text that cannot fit with any tokenization."""
-        self.session.check_size(n_bytes)
-
-    @property
-    def n_ctx(self) -> int:
-        """The context window in tokens."""
-        return self.session.n_ctx
-
-    @property
-    def evicts(self) -> bool:
-        """True if tokens may be evicted from a text that does not fit."""
-        return self.session.evicts
-
-    def log(self, message: str) -> None:
-        """Write to the log if verbose."""
-        self.session.log(message)
 
     def job(
         self, tokens: Sequence[int], sampler: Sampler, max_tokens: int | None, text: str = "", **fields: Any
     ) -> Job:
         """Return a job with at most ``max_tokens``; None or <= 0: until the context is full, see ``most_tokens``."""
-        room = self.session.n_ctx - len(tokens)
-        if room <= 0:
-            raise self.session.too_long(len(tokens))
         wanted = max_tokens if max_tokens and max_tokens > 0 else None
-        limit = most_tokens(wanted, room, fields.get("evictions"))
+        limit = most_tokens(wanted, self.room_after(tokens), fields.get("evictions"))
         return self.endless(tokens, sampler, limit, text=text, **fields)
 
     def endless(

@@ -8,6 +8,7 @@ from pylongctx.engine.documents import Document
 from pylongctx.engine.job import Drawn, Job, Row
 from pylongctx.engine.model import Model
 from pylongctx.engine.sampling.sampler import Sampler
+from pylongctx.engine.session import Session
 
 
 class TokenSource(Protocol):
@@ -55,16 +56,44 @@ class TokenSource(Protocol):
         """Report a message to the user."""
 
 
-class NoTokens:
-    """The source of a model without a context.
+class SessionSource:
+    """What a ``TokenSource`` knows from a sequence."""
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    reason : str
-        The reason for the RuntimeError.
-    """
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.session.model
+
+    @property
+    def n_ctx(self) -> int:
+        """The context window in tokens."""
+        return self.session.n_ctx
+
+    @property
+    def evicts(self) -> bool:
+        """True if tokens may be evicted from a text that does not fit."""
+        return self.session.evicts
+
+    def check_size(self, n_bytes: int) -> None:
+        """Raise PromptTooLong for a text that cannot fit with any tokenization."""
+        self.session.check_size(n_bytes)
+
+    def room_after(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens fit after a prompt; PromptTooLong for none."""
+        if len(tokens) >= self.n_ctx:
+            raise self.session.too_long(len(tokens))
+        return self.n_ctx - len(tokens)
+
+    def log(self, message: str) -> None:
+        """Write to the log if verbose."""
+        self.session.log(message)
+
+
+class NoTokens:
+    """The source of a model without a context."""
 
     def __init__(self, model: Model, reason: str) -> None:
         self.model = model

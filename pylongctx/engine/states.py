@@ -17,19 +17,8 @@ Identity = Mapping[str, Any]
 class States(Source):
     """A ``Source`` of saved states from which a sequence can continue.
 
-    Parameters
-    ----------
-    session : Session
-        The sequence.
-    identity : callable
-        Returns the identity of states, see ``OpenedModel.identity``.
-
-    Attributes
-    ----------
-    cache : BaseLlamaCache or None
-        Cache of states that completions start from and add to.
-    checkpoint : LlamaState or None
-        State from which a prompt with its tokens as prefix continues.
+    Completions start from the states of ``cache`` and add to it; a prompt with the tokens of ``checkpoint`` as prefix
+    continues from it.
     """
 
     name, whole = "a saved state", True

@@ -23,23 +23,8 @@ class EngineThread:
 
     Only its thread uses the context, including functions of ``call``; the other methods are thread-safe.
 
-    Parameters
-    ----------
-    sessions : list of Session
-        The sequences, which must outlive this object.
-    library : Library or None
-        The KV store, a source of prompts.
-    step_seconds : float or None
-        Time limit of a step with both answers and prompts; None: no limit.
-
-    Attributes
-    ----------
-    context, slots, counters, tracer, documents
-        Attributes of the engine, changed by its thread.
-    failure : BaseException or None
-        The error that ended the thread, if any.
-    on_lost : callable
-        Called by the thread before it ends because a device was lost.
+    The sequences must outlive it. ``library`` and ``step_seconds`` are as for ``Engine``, whose attributes are changed
+    by the thread.
     """
 
     def __init__(
@@ -48,8 +33,8 @@ class EngineThread:
         engine = self._engine = Engine(sessions, library, wake=self._notify, step_seconds=step_seconds)
         self.context, self.slots, self.counters = engine.context, engine.slots, engine.counters
         self.tracer, self.documents = engine.tracer, engine.documents
-        self.failure: BaseException | None = None
-        self.on_lost: Callable[[], None] = lambda: None
+        self.failure: BaseException | None = None  # that ended the thread
+        self.on_lost: Callable[[], None] = lambda: None  # called by the thread before it ends as a device was lost
         self._wake = threading.Condition()
         self._inbox: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()

@@ -31,13 +31,7 @@ def chunked(method: Method | None) -> LongHeads | None:
 
 
 class Tracer:
-    """Records the chunks of one job at a time; keeps the last record.
-
-    Parameters
-    ----------
-    session : Session
-        A sequence, for its model and method.
-    """
+    """Records the chunks of one job at a time; keeps the last record."""
 
     def __init__(self, session: Session) -> None:
         self._model = session.model

@@ -25,7 +25,7 @@ from pylongctx.eval.registry import TASKS, task_class
 from pylongctx.eval.runner import Cell
 from pylongctx.eval.task import Task
 from pylongctx.llama import Llama
-from pylongctx.methods import CLASSES, NONE, Full, named
+from pylongctx.methods import METHODS, NONE, Full, named
 from pylongctx.models import embedded_model
 
 if sys.version_info >= (3, 11):
@@ -237,8 +237,8 @@ def split_method(text: str) -> tuple[str, str]:
 
 def all_methods() -> list[str]:
     """Return the methods that ``"all"`` means: every RoPE scaling, every method, and compositions."""
-    rule = next(cls.name for cls in CLASSES if cls.role == "rule")
-    alone = [cls for cls in CLASSES if cls is not Full]
+    rule = next(cls.name for cls in METHODS.values() if cls.role == "rule")
+    alone = [cls for cls in METHODS.values() if cls is not Full]
     composed = [f"{cls.name}+{rule}" for cls in alone if cls.role == "base"]
     return [Full.name, *SCALINGS, *(cls.name for cls in alone), "longheads@dynamic", *composed]
 

@@ -163,19 +163,9 @@ def _why(code: int, message: str) -> str:
 def guarded(what: str, *parts: str, seconds: int | None = None) -> str:
     """Run a call in a worker and return its text.
 
-    Parameters
-    ----------
-    what : str
-        Subject of the error message when the worker had to be stopped.
-    *parts : str
-        The name of a call of ``worker.py`` and its arguments.
-    seconds : int or None
-        CPU time limit of the call; None: ``CPU_SECONDS``.
-
-    Raises
-    ------
-    InvalidInput
-        When the call fails, crashes its worker, or exceeds ``seconds``, ``MEMORY`` or ``MAX_TEXT``.
+    ``parts`` are the name of a call of ``worker.py`` and its arguments. Raises InvalidInput, with ``what`` as the
+    subject of its message, when the call fails, crashes its worker, or exceeds ``seconds`` of CPU time (None:
+    ``CPU_SECONDS``), ``MEMORY`` or ``MAX_TEXT``.
     """
     global _pool
     if _pool.pid != os.getpid():  # after a fork: the workers belong to the parent

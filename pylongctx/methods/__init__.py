@@ -4,47 +4,18 @@ from dataclasses import fields
 from typing import Any
 
 from pylongctx._guess import guess
-from pylongctx.methods.base import Composition, Method, compose
+from pylongctx.methods.base import METHODS, BudgetRule, Composition, Method, compose
 from pylongctx.methods.longheads import LongHeads
-from pylongctx.methods.positions import DualChunk, Full, SelfExtend, ShiftedRotary, Window
-from pylongctx.methods.rules import H2O, BudgetRule, Corm, Kvzip, Scissorhands, SnapKV, Tova
+from pylongctx.methods.positions import *  # noqa: F403 - what its __all__ names
+from pylongctx.methods.rules import *  # noqa: F403
 
-CLASSES: tuple[type[Method], ...] = (
-    Full,
-    Window,
-    SelfExtend,
-    LongHeads,
-    DualChunk,
-    ShiftedRotary,
-    Corm,
-    H2O,
-    Scissorhands,
-    Tova,
-    Kvzip,
-    SnapKV,
-)
-METHODS: dict[str, type[Method]] = {cls.name: cls for cls in CLASSES}
-__all__ = [
-    "H2O",
-    "METHODS",
-    "NONE",
-    "BudgetRule",
-    "Composition",
-    "Corm",
-    "DualChunk",
-    "Full",
-    "Kvzip",
-    "LongHeads",
-    "Method",
-    "Scissorhands",
-    "SelfExtend",
-    "ShiftedRotary",
-    "SnapKV",
-    "Tova",
-    "Window",
-    "named",
-    "parse",
-]
+# isort: split
+# After the imports above, whose order is that of METHODS.
+from pylongctx.methods import positions, rules
+
+__all__ = ["METHODS", "NONE", "BudgetRule", "Composition", "LongHeads", "Method", "named", "parse"]
+__all__ += positions.__all__
+__all__ += rules.__all__
 NONE = "none"  # llama.cpp's own KV cache
 
 

@@ -1,13 +1,15 @@
 """The base class of methods: name, options and their checks, spec string; and the composition of a base and a rule."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
-from typing import ClassVar
+from typing import Any, ClassVar
 
 LIMIT = 2**30  # the largest size that a rule accepts
 UNIFORM_OR_ADAPTIVE = ("uniform", "adaptive")  # how heads share their budgets
 READS_ALL = "full"  # the base of a rule without an explicit base
+MINIMUM = {"budget": 1, "recent": 0, "window": 1, "evict_every": 1}  # of the options of rules with a budget
+METHODS: dict[str, type["Method"]] = {}  # by name; the classes add themselves
 
 
 def check_given(name: str, value: int | None) -> None:
@@ -86,6 +88,11 @@ class Method:
     replays : bool
         Whether a replay of the text decides what it evicts then, independently of later questions.
 
+    Raises
+    ------
+    TypeError, ValueError
+        When an option of a method has the wrong type or is out of range, or a size of a rule is above 2**30.
+
     Examples
     --------
     >>> from pylongctx import Corm, LongHeads
@@ -100,6 +107,11 @@ class Method:
     waits: ClassVar[bool] = False
     replays: ClassVar[bool] = False
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if isinstance(name := vars(cls).get("name"), str):
+            METHODS[name] = cls
+
     @property
     def parts(self) -> tuple["Method", ...]:
         """The methods that it consists of: base and rule of a composition, else itself."""
@@ -113,6 +125,44 @@ class Method:
     def __str__(self) -> str:
         options = [(field.name, getattr(self, field.name)) for field in fields(self)]
         return ",".join([self.name, *(f"{key}={value}" for key, value in options if value is not None)])
+
+
+@dataclass(frozen=True)
+class BudgetRule(Method):
+    """The base of rules that keep a budget of keys per layer and KV head; a rule declares the options that it has.
+
+    Attributes
+    ----------
+    budget : int or None
+        Keys left by an eviction; up to ``evict_every`` more are held until the next one. None: a quarter of the
+        trained context.
+    recent : int or None
+        Number of newest keys that are never evicted, less than ``budget``. None: a quarter of the budget.
+    evict_every : int or None
+        Tokens between two evictions, which happen at multiples of it. None: a quarter of the budget, but at most 256.
+    heads : str or None
+        "adaptive": the KV heads of a layer pool their budgets for their best keys, and each head keeps at least a fifth
+        of its budget (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every head has
+        its own budget.
+
+    Examples
+    --------
+    >>> from pylongctx import H2O
+    >>> isinstance(H2O(budget=1024), BudgetRule)
+    True
+    """
+
+    role = "rule"
+    words = {"heads": UNIFORM_OR_ADAPTIVE}
+
+    def __post_init__(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in given.items():
+            if name in self.words:
+                check_word(name, value, self.words[name])
+            else:
+                check_int(name, value, MINIMUM[name], LIMIT)
+        check_below("recent", given.get("recent"), "budget", given["budget"])
 
 
 @dataclass(frozen=True)
@@ -224,13 +274,5 @@ def names(role: str, reads_all: bool = False) -> str:
     >>> "longheads" in names("base"), "longheads" in names("base", reads_all=True)
     (True, False)
     """
-    *most, last = sorted(cls.name for cls in _named(Method) if cls.role == role and cls.reads_all >= reads_all)
+    *most, last = sorted(cls.name for cls in METHODS.values() if cls.role == role and cls.reads_all >= reads_all)
     return f"{', '.join(most)} or {last}"
-
-
-def _named(cls: type[Method]) -> Iterator[type[Method]]:
-    """Yield the subclasses that have a name, without shared bases."""
-    for one in cls.__subclasses__():
-        if "name" in vars(one):
-            yield one
-        yield from _named(one)

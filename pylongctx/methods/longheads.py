@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pylongctx.methods.base import Method, check_int, check_multiple, check_word
+from pylongctx.methods.positions import DualChunk, Full, SelfExtend, ShiftedRotary
 
 CHUNK_MULTIPLE = 16
 TILES = (1, 64)
@@ -57,11 +58,6 @@ class LongHeads(Method):
         A tile leaves out chunks in which no compared query has a key with 1/2**``tile_cutoff`` of the weight of what it
         reads anyway, so it often reads less than ``tile_window``. None: 8.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When an option has the wrong type, is too small, is not a multiple of its unit, or is an unknown word.
-
     Examples
     --------
     >>> from pylongctx import Llama
@@ -86,7 +82,7 @@ class LongHeads(Method):
     words = {
         "select": ("head", "group"),
         "representation": ("attention", "minmax", "outlier", "keys1", "keys2"),
-        "position": ("full", "string", "dca", "selfextend", "packed"),
+        "position": (*(base.name for base in (Full, ShiftedRotary, DualChunk, SelfExtend)), "packed"),
     }
 
     def __post_init__(self) -> None:

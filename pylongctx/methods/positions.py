@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from pylongctx.methods.base import Method, check_given, check_int
 
+__all__ = ["DualChunk", "Full", "SelfExtend", "ShiftedRotary", "Window"]
+
 
 @dataclass(frozen=True)
 class Full(Method):
@@ -14,11 +16,6 @@ class Full(Method):
     spans : int or None
         Maximum number of pieces of a text that were prefilled separately (``Llama.read``) or remained after an eviction
         (``overflow="evict_middle"``). Each is seen at its true distance. None: one.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer or is too small.
 
     Examples
     --------
@@ -50,11 +47,6 @@ class Window(Method):
     window : int or None
         Number of last tokens that are kept, including the query's own key. None: chosen from the trained context.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer or is too small.
-
     Examples
     --------
     >>> str(Window(n_sink=4, window=400))
@@ -85,11 +77,6 @@ class SelfExtend(Method):
         Far positions are floor-divided by it. None: the smallest that fits n_ctx by the paper's rule (eq. 5).
     neighbor_window : int or None
         Distances below it stay exact. None: chosen from the trained context.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer or is too small.
 
     Examples
     --------
@@ -126,11 +113,6 @@ class DualChunk(Method):
     local_window : int or None
         Distances up to it stay exact across the border of two chunks. At most ``chunk_size`` and the trained context
         minus ``chunk_size``. None: that maximum.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer or is too small, or the window is larger than the chunk.
 
     Examples
     --------
@@ -169,11 +151,6 @@ class ShiftedRotary(Method):
         The distance that replaces ``shift_offset``, so that the nearest tokens stay the nearest. At most
         ``shift_offset``, with which all distances are exact. None: 128, the paper's setting, or a sixteenth of the
         trained context if that is less.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer or is too small, or the window is larger than the shift offset.
 
     Examples
     --------

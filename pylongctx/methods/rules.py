@@ -1,53 +1,10 @@
 """Rules that determine which keys are evicted."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from pylongctx.methods.base import LIMIT, UNIFORM_OR_ADAPTIVE, Method, check_below, check_given, check_int, check_word
+from pylongctx.methods.base import LIMIT, BudgetRule, Method, check_given, check_int, check_word
 
-MINIMUM = {"budget": 1, "recent": 0, "window": 1, "evict_every": 1}
-
-
-@dataclass(frozen=True)
-class BudgetRule(Method):
-    """The base of rules that keep a budget of keys per layer and KV head; a rule declares the options that it has.
-
-    Attributes
-    ----------
-    budget : int or None
-        Keys left by an eviction; up to ``evict_every`` more are held until the next one. None: a quarter of the
-        trained context.
-    recent : int or None
-        Number of newest keys that are never evicted, less than ``budget``. None: a quarter of the budget.
-    evict_every : int or None
-        Tokens between two evictions, which happen at multiples of it. None: a quarter of the budget, but at most 256.
-    heads : str or None
-        "adaptive": the KV heads of a layer pool their budgets for their best keys, and each head keeps at least a fifth
-        of its budget (AdaKV, arXiv 2407.11550, with the safeguard of its section 4). None, "uniform": every head has
-        its own budget.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small or larger than 2**30, or ``recent`` not below ``budget``.
-
-    Examples
-    --------
-    >>> from pylongctx import H2O
-    >>> isinstance(H2O(budget=1024), BudgetRule)
-    True
-    """
-
-    role = "rule"
-    words = {"heads": UNIFORM_OR_ADAPTIVE}
-
-    def __post_init__(self) -> None:
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in given.items():
-            if name in self.words:
-                check_word(name, value, self.words[name])
-            else:
-                check_int(name, value, MINIMUM[name], LIMIT)
-        check_below("recent", given.get("recent"), "budget", given["budget"])
+__all__ = ["H2O", "Corm", "Kvzip", "Scissorhands", "SnapKV", "Tova"]
 
 
 @dataclass(frozen=True)
@@ -69,11 +26,6 @@ class Corm(Method):
     evict_every : int or None
         Tokens between two evictions, which happen at multiples of it, no matter how a prompt is split
         into batches. 1 is algorithm 1, token by token. None: ``window``, but at least 64, by measurement.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small, or larger than 2**30.
 
     Examples
     --------
@@ -108,11 +60,6 @@ class H2O(BudgetRule):
     budget, recent, evict_every, heads
         See ``BudgetRule``. ``evict_every=1`` is the paper's setting.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small or larger than 2**30, or ``recent`` not below ``budget``.
-
     Examples
     --------
     >>> str(H2O(budget=1024, recent=256))
@@ -143,12 +90,6 @@ class Scissorhands(BudgetRule):
     window : int or None
         Number of queries before an eviction that count, at most ``evict_every``. None: ``evict_every``, which is all
         since the last eviction.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small or larger than 2**30, ``recent`` not below ``budget``, or ``window``
-        above ``evict_every``.
 
     Examples
     --------
@@ -183,11 +124,6 @@ class Tova(BudgetRule):
     budget, evict_every, heads
         See ``BudgetRule``. ``evict_every=1`` is the paper's setting.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small or larger than 2**30.
-
     Examples
     --------
     >>> str(Tova(budget=1024))
@@ -217,11 +153,6 @@ class Kvzip(Method):
         What queries of the replay read: the whole text, or the piece of 2000 tokens that they repeat and the first
         tokens, which takes a time that grows with the length of the text and not with its square. None: "piece" where
         the rule is alone or with ``full,spans=N``, "text" for ``longheads+kvzip`` and other compositions.
-
-    Raises
-    ------
-    ValueError
-        When ``replay`` is another word.
 
     Examples
     --------
@@ -261,11 +192,6 @@ class SnapKV(Method):
         Number of tokens at the end of the prompt that vote and stay. None: 64.
     pool : int or None
         Number of neighboring keys over which scores are summed; odd. None: 17; the authors' is 5.
-
-    Raises
-    ------
-    TypeError, ValueError
-        When an option is not an integer, too small or larger than 2**30, or ``pool`` is even.
 
     Examples
     --------

@@ -25,24 +25,8 @@ SETTLED = 2 * 10**9  # ns since the last write: file systems may give two closer
 class ModelFiles:
     """All files of a model, in their state when it was opened.
 
-    Parameters
-    ----------
-    path : str
-        The GGUF file, or the first of several.
-
-    Attributes
-    ----------
-    paths : list of str
-        All files.
-    tensors : list of str
-        The names of all tensors.
-    header, pages : str
-        Digests of all bytes before the tensor data, and of the size and ``N_PAGES`` pages of each tensor.
-
-    Raises
-    ------
-    InvalidInput
-        When a file is missing, or cannot be read as GGUF.
+    ``path`` is the first of them. ``header`` is a digest of all bytes before the tensor data, ``pages`` of the size and
+    ``N_PAGES`` pages of each tensor. Raises InvalidInput when a file is missing, or cannot be read as GGUF.
     """
 
     def __init__(self, path: str) -> None:
@@ -63,10 +47,7 @@ class ModelFiles:
     def weights(self) -> str:
         """Return a digest of every byte. It is saved in the cache folder, so that files are read once.
 
-        Raises
-        ------
-        InvalidInput
-            When it is not saved yet and the files changed since they were opened.
+        Raises InvalidInput when it is not saved yet and the files changed since they were opened.
         """
         with self._guard:
             if not self._weights:

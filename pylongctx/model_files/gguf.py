@@ -47,17 +47,7 @@ _valid: set[tuple[FileId, str]] = set()  # valid files and overrides
 
 
 def why_not_gguf(path: str) -> str:
-    """Describe a path that is not a GGUF file, and the way out; empty for a file that begins like GGUF.
-
-    Examples
-    --------
-    >>> from pathlib import Path
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "a.gguf").write_bytes(b"")
-    ...     print(why_not_gguf(f"{folder}/a.gguf"))
-    it is empty; pylongctx get lists models to download
-    """
+    """Describe a path that is not a GGUF file, and the way out; empty for a file that begins like GGUF."""
     if Path(path).is_dir():
         files = sorted(file.name for file in Path(path).glob("*.gguf"))
         return f"it is a folder; give {'one of ' if len(files) > 1 else ''}{', '.join(files[:8]) or 'a .gguf file'}"
@@ -81,13 +71,7 @@ def why_not_gguf(path: str) -> str:
 
 
 def load_failure(path: str, said: str) -> str:
-    """Return why a GGUF file cannot be loaded, from llama.cpp's log; a single line for a truncated file.
-
-    Examples
-    --------
-    >>> load_failure("a.gguf", "llama_model_load: error loading model: unknown architecture")
-    'llama_model_load: error loading model: unknown architecture'
-    """
+    """Return why a GGUF file cannot be loaded, from llama.cpp's log; a single line for a truncated file."""
     if TRUNCATED not in said:
         return said
     reason = said.splitlines()[0].rpartition("error loading model: ")[2].partition(", model is ")[0]
@@ -106,11 +90,6 @@ class Reader:
     """Walk through the header of a file.
 
     Time and memory depend on the ``MOST_`` numbers, not on the size of the file.
-
-    Parameters
-    ----------
-    data : mmap
-        The file.
     """
 
     def __init__(self, data: mmap.mmap) -> None:
@@ -246,21 +225,11 @@ def _scalar(kind: int) -> str:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """The layout of a file.
+    """The layout of a file."""
 
-    Attributes
-    ----------
-    n_split : int
-        Number of files of the model, if this is the first one.
-    starts : dict
-        Offset of the data of each tensor in the file, by name.
-    header : int
-        Bytes before the data of all tensors.
-    """
-
-    n_split: int
-    starts: dict[str, int]
-    header: int
+    n_split: int  # number of files of the model, if this is the first one
+    starts: dict[str, int]  # offset of the data of each tensor in the file, by name
+    header: int  # bytes before the data of all tensors
 
 
 _layouts: dict[FileId, FileLayout] = {}  # of valid files
@@ -269,12 +238,7 @@ _layouts: dict[FileId, FileLayout] = {}  # of valid files
 def check_gguf(path: str, overrides: Mapping[str, Any] | None = None) -> None:
     """Raise ModelRefused when loading or running a model would crash or hang the process.
 
-    Parameters
-    ----------
-    path : str
-        The file, or the first of several.
-    overrides : mapping or None
-        Values that override metadata of the file, by key.
+    ``path`` is the file, or the first of several; ``overrides`` replace metadata of it, by key.
     """
     layout = _checked(path, overrides or {})
     for other in shards(path, layout.n_split)[1:] if layout else ():

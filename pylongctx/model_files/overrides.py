@@ -17,10 +17,8 @@ Value = bool | int | float | str
 def checked_metadata(given: Mapping[str, Value] | None) -> dict[str, Value]:
     """Return ``kv_overrides`` with plain values.
 
-    Raises
-    ------
-    TypeError, ValueError
-        When it is not a mapping, or llama.cpp cannot represent a value; the message names the key.
+    Raises TypeError or ValueError when it is not a mapping, or llama.cpp cannot represent a value; the message names
+    the key.
     """
     if given is None:
         return {}

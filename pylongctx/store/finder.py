@@ -27,25 +27,13 @@ Tokens = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Place:
-    """A possible end of a stored prefix: after some whole blocks, or after the tail that follows them.
+    """A possible end of a stored prefix: after some whole blocks, or after the tail that follows them."""
 
-    Attributes
-    ----------
-    names : list of str
-        The blocks.
-    end : int
-        Tokens.
-    kind, name : str
-        The file that completes it; for ROWS the file of the last block.
-    held : int
-        Tokens that the sequence already holds.
-    """
-
-    names: list[str]
-    end: int
-    kind: str
+    names: list[str]  # of the blocks
+    end: int  # tokens
+    kind: str  # of the file that completes it, for ROWS that of the last block
     name: str
-    held: int
+    held: int  # tokens that the sequence already holds
 
 
 class BlockLost(Exception):  # noqa: N818 - reads as what happened
@@ -57,17 +45,7 @@ class BlockLost(Exception):  # noqa: N818 - reads as what happened
 
 
 class Finder(Source):
-    """A ``Source`` of the stored prefix of a prompt.
-
-    Parameters
-    ----------
-    store : KVStore
-        The store to search.
-    layout : Layout
-        Which files this method writes.
-    identity : mapping
-        Model, method, settings and owner, which files must match.
-    """
+    """A ``Source`` of the stored prefix of a prompt, in files of the same model, method, settings and owner."""
 
     name, slow = "the KV store", True
 

@@ -22,23 +22,13 @@ UNFINISHED = ".writing."  # prefix of unfinished files, which their writers lock
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of the folder.
-
-    Attributes
-    ----------
-    name, kind : str
-        The name of the block, and the kind of data in the file.
-    n_bytes : int
-        Its size.
-    used : float
-        Time of the last write or use, in seconds since the epoch.
-    """
+    """A file of the folder."""
 
     path: Path
-    name: str
+    name: str  # of the block
     kind: str
     n_bytes: int
-    used: float
+    used: float  # time of the last write or use, in seconds since the epoch
 
     @classmethod
     def of(cls, path: Path) -> "StoredFile | None":
@@ -63,17 +53,8 @@ class Link:
 def leaving(entries: Iterable[StoredFile], links: Mapping[str, Link]) -> list[StoredFile]:
     """Return files in the order of removal: the least recently used first, a block after all that follow it.
 
-    Parameters
-    ----------
-    entries : iterable of StoredFile
-        The files.
-    links : mapping
-        Links by name; a missing name has no previous block.
-
-    Returns
-    -------
-    list of StoredFile
-        ``used`` is the last use of any text with the block, so a common prefix of many texts outlives each of them.
+    A name without a link has no previous block. ``used`` becomes the last use of any text with the block, so a common
+    prefix of many texts outlives each of them.
     """
     entries = list(entries)
     used: dict[str, float] = {}
@@ -93,17 +74,8 @@ class Folder:
 
     Names are hashes of the contents, so processes that write the same file write the same data.
 
-    Parameters
-    ----------
-    path : str or Path
-        The folder; created for its owner only, regardless of the umask.
-    limit : int
-        Maximum bytes of all files; beyond it, files are removed in the order of ``entries.leaving``.
-
-    Raises
-    ------
-    OSError
-        When the folder cannot be created.
+    The folder is created for its owner only, regardless of the umask. Beyond ``limit`` bytes, files are removed in the
+    order of ``leaving``. Raises OSError when the folder cannot be created.
     """
 
     def __init__(self, path: str | os.PathLike[str], limit: int) -> None:
@@ -151,10 +123,7 @@ class Folder:
     def read(self, name: str, kind: str) -> LlamaState | None:
         """Return a block; None when it is missing, or damaged and therefore removed.
 
-        Raises
-        ------
-        OSError, MemoryError
-            When it cannot be read. It is kept, since it may not be damaged.
+        Raises OSError or MemoryError when it cannot be read. It is kept, since it may not be damaged.
         """
         return self.load(self.file(name, kind))
 
@@ -190,10 +159,7 @@ class Folder:
     def trim(self, limit: int | None = None) -> int:
         """Remove files beyond the limit, and leftovers of killed processes; returns how many files were removed.
 
-        Raises
-        ------
-        OSError
-            When a file cannot be removed; others may have been.
+        Raises OSError when a file cannot be removed; others may have been.
         """
         limit = self.limit if limit is None else limit
         for path in self.path.glob(f"??/{UNFINISHED}*"):

@@ -30,25 +30,8 @@ ROWS, POINT, TAIL, DOCUMENT = KINDS
 def chain(identity: Mapping[str, Any], tokens: NDArray[np.int32], block: int) -> list[str]:
     """Return the names of the whole blocks of a text.
 
-    Parameters
-    ----------
-    identity : mapping
-        Identity of KV entries without the tokens: model, method, settings and adapters.
-    tokens : numpy.ndarray
-        int32 [n]; tokens after the last whole block get no name.
-    block : int
-        Tokens per block.
-
-    Returns
-    -------
-    list of str
-        The name of block i is a hash of the identity and of all tokens before ``(i + 1) * block``.
-
-    Examples
-    --------
-    >>> names = chain({"model": "a"}, np.arange(1000, dtype=np.int32), 512)
-    >>> len(names), len(names[0])
-    (1, 40)
+    The name of block i is a hash of the identity (model, method, settings and adapters) and of all tokens before
+    ``(i + 1) * block``. Tokens after the last whole block get no name.
     """
     name = hashlib.blake2b(json.dumps(dict(identity), sort_keys=True).encode(), digest_size=DIGEST).digest()
     names = []
@@ -82,11 +65,6 @@ class Layout:
     A block is a file of *rows*, if the method never changes rows. A *point* is the other data at the end of some
     blocks: sliding windows and recurrent states, or the whole state if heads evict and with llama.cpp's own cache.
     The *tail* of a prompt is what follows its last whole block: rows, a point, and the last logits.
-
-    Attributes
-    ----------
-    has_rows, has_points : bool
-        Whether there are files of rows, and of points.
     """
 
     has_rows: bool

@@ -33,17 +33,7 @@ from pylongctx.store.store import KVStore
 
 
 class Keeper:
-    """Writes the blocks and tails of one session, a ``Watcher``; see ``Layout``.
-
-    Parameters
-    ----------
-    session : Session
-        The sequence.
-    store : KVStore
-        The store to write to.
-    layout : Layout
-        The kinds of files to write.
-    """
+    """Writes the blocks and tails of one session, a ``Watcher``; see ``Layout``."""
 
     def __init__(self, session: Session, store: KVStore, layout: Layout) -> None:
         self._session, self._store, self._layout = session, store, layout
@@ -126,15 +116,7 @@ class Keeper:
 
 
 class StoredTexts:
-    """The texts of one model and context in a store.
-
-    Parameters
-    ----------
-    store : KVStore
-        The store.
-    context : Context
-        The context whose KV entries are stored.
-    """
+    """The texts of one model and context in a store."""
 
     def __init__(self, store: KVStore, context: Context) -> None:
         self._store = store

@@ -50,30 +50,10 @@ class StoreUsage:
 class KVStore:
     """Blocks of evaluated tokens in a folder, see ``Folder``.
 
-    Parameters
-    ----------
-    path : str
-        The folder.
-    limit : int
-        Maximum bytes of its files.
-    identity : callable
-        Returns the part of the identity that is known at once.
-    weights : callable
-        Returns the digest of the whole model; waits until it is computed, InvalidInput when it cannot be.
-    words : bool
-        Whether to store the first words of texts, for ``pylongctx kv ls``.
-
-    Attributes
-    ----------
-    usage : StoreUsage
-        Its counters.
-
-    Raises
-    ------
-    OSError
-        When the folder cannot be created.
-    PermissionError
-        When another user owns it or may write to it, see ``trust``.
+    ``identity`` returns the part of the identity that is known at once, ``weights`` the digest of the whole model: it
+    waits until that is computed, or raises InvalidInput when it cannot be. With ``words`` the first words of texts are
+    stored, for ``pylongctx kv ls``. Raises OSError when the folder cannot be created, PermissionError when another user
+    owns it or may write to it, see ``trust``.
     """
 
     def __init__(

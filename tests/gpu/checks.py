@@ -13,6 +13,7 @@ from cases import EIGHT_BITS, OP_CASES, OpCase
 from cases_chunks import CHUNK_CASES, ChunkCase
 from cases_evict import EVICT_CASES, EvictCase
 from op import make_inputs, run_chunks, run_evict, run_native
+from oracle_rules import MODEL_RULES
 
 from gpu.workers import Lost
 from pylongctx import Llama
@@ -36,12 +37,7 @@ METHODS = (
     "longheads,chunk_size=16,window=128,representation=keys1",
     "longheads,chunk_size=16,window=128,representation=outlier,select=group",
     "longheads,chunk_size=16,window=128,position=selfextend",
-    "corm,window=64,recent=64,evict_every=64",
-    "h2o,budget=192,recent=32,evict_every=32",
-    "tova,budget=192,evict_every=32",
-    "h2o,budget=192,recent=32,evict_every=32,heads=adaptive",
-    "kvzip",
-    "scissorhands,budget=192",
+    *MODEL_RULES,
     "longheads,chunk_size=16,window=128+corm,window=64,recent=64,evict_every=64",
 )
 

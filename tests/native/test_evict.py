@@ -5,7 +5,7 @@ which rows were kept. They must include those that certainly stay, and only thos
 from there.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ from oracle_evict import Run
 from oracle_rules import H2O, Corm, Kvzip, Scissorhands, Tova
 from session import assert_same
 from thinning import few, thin
+
+from pylongctx.methods import METHODS
+from pylongctx.methods.base import LIMIT, MINIMUM
 
 BY_NAME = {case.name: case for case in EVICT_CASES}
 CHUNKED = [case for case in EVICT_CASES if isinstance(case.method, LongHeads)]
@@ -272,6 +275,33 @@ def test_bad_settings_are_refused_with_the_reason(spec, reason):
     case = evict_case("refused", n_rows=20)
     with pytest.raises(ValueError, match=reason):
         run_evict(case, make_inputs(case), spec=spec)
+
+
+def refusal(spec: str) -> str:
+    case = evict_case("refused", n_rows=20)
+    with pytest.raises(ValueError) as info:
+        run_evict(case, make_inputs(case), spec=spec)
+    return str(info.value)
+
+
+@pytest.mark.parametrize("cls", METHODS.values())
+def test_options_and_their_words_are_those_in_python(cls):
+    options = ["=".join([f.name, *(["|".join(cls.words[f.name])] if f.name in cls.words else [])]) for f in fields(cls)]
+    assert refusal(f"{cls.name},missing=1").endswith(f"options: {', '.join(options)}")
+
+
+@pytest.mark.parametrize(("rule", "option"), [
+    (cls, field.name)
+    for cls in METHODS.values() if cls.role == "rule"
+    for field in fields(cls) if field.name not in cls.words
+])  # fmt: skip
+def test_sizes_have_the_limits_that_they_have_in_python(rule, option):
+    least = MINIMUM.get(option, 1)
+    for value in (least - 1, LIMIT + 1):
+        assert option in refusal(f"{rule.name},{option}={value}")
+    if not rule.waits:  # this run has no text to compress
+        case = evict_case("least", n_rows=20)
+        run_evict(case, make_inputs(case), spec=f"{rule.name},{option}={least}")
 
 
 def test_chunks_of_a_method_without_chunks_are_refused():

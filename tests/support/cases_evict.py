@@ -7,23 +7,12 @@ from cases import FEW_TOKENS, PAPER, ROPES, OpCase
 from oracle import DualChunk, Full, Segment, SelfExtend, ShiftedRotary
 from oracle_chunks import LongHeads
 from oracle_evict import Evicting
-from oracle_rules import H2O, Corm, Kvzip, Rule, Scissorhands, Tova
+from oracle_rules import EDGES, H2O, RULES, Corm, Kvzip, Rule
 
 # How far a score of attention may be off: a decision within that may fall either way. What float32 leaves, and one step
 # of a stored channel that rounds the other way.
 MARGIN = {"f32": 2e-5, "f16": 1e-3, "q8_0": 2e-3, "q4_0": 3e-2}
 
-RULES = {  # on random rows each of them drops many and keeps many
-    "corm": Corm(16, 16, 1),
-    "corm-every16": Corm(12, 24, 16),
-    "corm-unprotected": Corm(24, 0, 7),
-    "h2o": H2O(96, 32, 8),
-    "h2o-every": H2O(100, 7, 1),
-    "scissorhands": Scissorhands(80, 9, 16, 12),
-    "tova": Tova(64, 5),
-    "h2o-adaptive": H2O(96, 32, 8, "adaptive"),
-    "kvzip": Kvzip(190, 0.4),
-}
 BASES = {
     "full": Full(),
     "selfextend": SelfExtend(5, 33),
@@ -35,34 +24,6 @@ BASES = {
     "string": ShiftedRotary(37, 19),
 }
 TILED = LongHeads(16, 64, tile=64, tile_window=80)
-CORM_EDGES = {
-    "window-beyond-the-end": Corm(300, 8, 1),
-    "recent-beyond-the-end": Corm(2, 257, 1),
-    "window-one": Corm(1, 40, 1),
-    "window-one-unprotected": Corm(1, 0, 1),
-    "every-beyond-the-end": Corm(8, 8, 258),
-    "every-at-the-end": Corm(8, 8, 257),
-    "every-wider-than-window": Corm(5, 3, 50),
-    "every-does-not-divide": Corm(20, 10, 13),
-    "pages": Corm(16, 64, 64),
-}
-BUDGET_EDGES = {
-    "budget-beyond-the-end": H2O(300, 8, 4),
-    "budget-is-nearly-recent": H2O(40, 39, 4),
-    "budget-one": H2O(1, 0, 1),
-    "tova-one": Tova(1, 1),
-    "scissorhands-window-one": Scissorhands(50, 1, 10, 10),
-    "scissorhands-every-one": Scissorhands(50, 1, 10, 1),
-    "adaptive-scissorhands": Scissorhands(80, 9, 16, 12, "adaptive"),
-    "adaptive-tova": Tova(64, 5, "adaptive"),
-    "adaptive-budget-beyond-the-end": H2O(300, 8, 4, "adaptive"),
-    "adaptive-budget-is-nearly-recent": H2O(40, 39, 4, "adaptive"),
-    "adaptive-budget-one": H2O(1, 0, 1, "adaptive"),
-    "kvzip-all": Kvzip(128, 1.0),
-    "kvzip-nothing": Kvzip(129, 1e-9),
-    "kvzip-one-row": Kvzip(1, 0.9),
-    "kvzip-one-query": Kvzip(256, 0.3),
-}
 
 
 @dataclass(frozen=True)
@@ -139,7 +100,7 @@ def _evict_types() -> list[EvictCase]:
 def _evict_corners() -> list[EvictCase]:
     ropes = ("neox", "norm-partial", "yarn", "yarn-partial-factors")
     return [
-        *(evict_case(name, rule=rule) for name, rule in (CORM_EDGES | BUDGET_EDGES).items()),
+        *(evict_case(name, rule=rule) for name, rule in EDGES.items()),
         *(evict_case(f"ubatch{n}-{base}", n_ubatch=n, method=BASES[base]) for n in (1, 7, 64, 1000) for base in BASES),
         *(evict_case(f"rope-{rope}-{base}", rope=ROPES[rope], method=BASES[base])
           for rope in ropes for base in ("full", "selfextend", "longheads-dca")),

@@ -1,4 +1,7 @@
-"""The eviction rules in numpy: which queries vote, what a vote is, and which rows stay; ``oracle_evict`` runs them."""
+"""The eviction rules in numpy: which queries vote, what a vote is, which rows stay; and what each is tested with.
+
+``oracle_evict`` runs them, ``cases_evict`` combines them with bases.
+"""
 
 from dataclasses import dataclass, fields
 
@@ -221,3 +224,50 @@ class Kvzip(Rule):
         safe = held & (np.arange(held.shape[1]) >= open_row)
         equal = self.share * self.n_text
         return best_with_own(low, high, held, safe, int(equal * len(held)), int(equal) // 5)
+
+
+RULES = {  # on random rows each of them drops many and keeps many
+    "corm": Corm(16, 16, 1),
+    "corm-every16": Corm(12, 24, 16),
+    "corm-unprotected": Corm(24, 0, 7),
+    "h2o": H2O(96, 32, 8),
+    "h2o-every": H2O(100, 7, 1),
+    "scissorhands": Scissorhands(80, 9, 16, 12),
+    "tova": Tova(64, 5),
+    "h2o-adaptive": H2O(96, 32, 8, "adaptive"),
+    "kvzip": Kvzip(190, 0.4),
+}
+EDGES = {
+    "window-beyond-the-end": Corm(300, 8, 1),
+    "recent-beyond-the-end": Corm(2, 257, 1),
+    "window-one": Corm(1, 40, 1),
+    "window-one-unprotected": Corm(1, 0, 1),
+    "every-beyond-the-end": Corm(8, 8, 258),
+    "every-at-the-end": Corm(8, 8, 257),
+    "every-wider-than-window": Corm(5, 3, 50),
+    "every-does-not-divide": Corm(20, 10, 13),
+    "pages": Corm(16, 64, 64),
+    "budget-beyond-the-end": H2O(300, 8, 4),
+    "budget-is-nearly-recent": H2O(40, 39, 4),
+    "budget-one": H2O(1, 0, 1),
+    "tova-one": Tova(1, 1),
+    "scissorhands-window-one": Scissorhands(50, 1, 10, 10),
+    "scissorhands-every-one": Scissorhands(50, 1, 10, 1),
+    "adaptive-scissorhands": Scissorhands(80, 9, 16, 12, "adaptive"),
+    "adaptive-tova": Tova(64, 5, "adaptive"),
+    "adaptive-budget-beyond-the-end": H2O(300, 8, 4, "adaptive"),
+    "adaptive-budget-is-nearly-recent": H2O(40, 39, 4, "adaptive"),
+    "adaptive-budget-one": H2O(1, 0, 1, "adaptive"),
+    "kvzip-all": Kvzip(128, 1.0),
+    "kvzip-nothing": Kvzip(129, 1e-9),
+    "kvzip-one-row": Kvzip(1, 0.9),
+    "kvzip-one-query": Kvzip(256, 0.3),
+}
+MODEL_RULES = (  # of whole models, on a GPU
+    "corm,window=64,recent=64,evict_every=64",
+    "h2o,budget=192,recent=32,evict_every=32",
+    "tova,budget=192,evict_every=32",
+    "h2o,budget=192,recent=32,evict_every=32,heads=adaptive",
+    "kvzip",
+    "scissorhands,budget=192",
+)

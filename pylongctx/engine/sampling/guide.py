@@ -21,13 +21,7 @@ _making = Lock()
 
 
 class Words:
-    """A vocabulary in llguidance's form, followed by a token for every byte.
-
-    Parameters
-    ----------
-    model : Model
-        The owner of the vocabulary.
-    """
+    """A vocabulary in llguidance's form, followed by a token for every byte."""
 
     def __init__(self, model: Model) -> None:
         n = model.info.n_vocab
@@ -87,17 +81,7 @@ def words_of(model: Model) -> Words:
 class Frame:
     """Owner of one ``lctx_grammar``: the grammar around schemas, such as that of a tool call or reasoning.
 
-    Parameters
-    ----------
-    model : Model
-        Its weights are freed after the grammar.
-    constraint : dict
-        The grammar, see ``lctx_grammar_create``.
-
-    Raises
-    ------
-    InvalidInput
-        When the grammar cannot be used.
+    The constraint is as for ``lctx_grammar_create``. Raises InvalidInput when the grammar cannot be used.
     """
 
     def __init__(self, model: Model, constraint: Mapping[str, Any]) -> None:
@@ -148,18 +132,9 @@ class Way(NamedTuple):
 class Guide:
     """The constraint of one answer.
 
-    Parameters
-    ----------
-    model : Model
-        Must outlive it.
-    constraint : dict
-        ``schemas``, llguidance's grammars; and, unless the first one is the whole answer, the ``grammar`` around them
-        with the other fields of ``lctx_sampler_constrain``.
-
-    Raises
-    ------
-    InvalidInput
-        When a grammar cannot be used.
+    The constraint has ``schemas``, llguidance's grammars, and, unless the first one is the whole answer, the
+    ``grammar`` around them with the other fields of ``lctx_sampler_constrain``. The model must outlive it. Raises
+    InvalidInput when a grammar cannot be used.
     """
 
     def __init__(self, model: Model, constraint: Mapping[str, Any]) -> None:

@@ -54,40 +54,18 @@ def sampler_name(given: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Number:
-    """A number that the sampler reads, and where it can be set.
-
-    Attributes
-    ----------
-    low, high : float
-        Bounds of the value.
-    options : tuple of str
-        Names of the option of the command line; empty: none.
-    env : str or None
-        The environment variable of the option, without its prefix ``LLAMA_ARG_``.
-    help : str
-        Help of the option.
-    request : mapping
-        Limits of a request, as arguments of pydantic's ``Field``.
-    aliases : tuple of str
-        Other programs' names in requests.
-    keyword : str
-        The name in requests and the keyword of ``create_completion``; by default the field's name.
-    name : str
-        The field of ``SamplingParams``.
-    kind : type
-        int or float.
-    """
+    """A number that the sampler reads, and where it can be set."""
 
     low: float = -MAX_FLOAT
     high: float = MAX_FLOAT
-    options: tuple[str, ...] = ()
-    env: str | None = None
-    help: str = ""
-    request: Mapping[str, float] = field(default_factory=dict)
-    aliases: tuple[str, ...] = ()
-    keyword: str = ""
-    name: str = ""
-    kind: type = float
+    options: tuple[str, ...] = ()  # of the command line
+    env: str | None = None  # the environment variable of the option, without its prefix ``LLAMA_ARG_``
+    help: str = ""  # of the option
+    request: Mapping[str, float] = field(default_factory=dict)  # its limits there, as arguments of pydantic's ``Field``
+    aliases: tuple[str, ...] = ()  # other programs' names in requests
+    keyword: str = ""  # of requests and of ``create_completion``; by default the field's name
+    name: str = ""  # the field of ``SamplingParams``
+    kind: type = float  # or int
 
 
 def number(default: float, *options: str, **where: Any) -> Any:

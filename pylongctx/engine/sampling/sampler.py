@@ -85,21 +85,9 @@ class MinTokensLogitsProcessor:
 class Sampler:
     """Owner of one ``lctx_sampler``: llama.cpp's sampler chain on plain logits rows.
 
-    Parameters
-    ----------
-    model : Model
-        When it is closed, so is the sampler.
-    params : SamplingParams
-        The chain's settings.
-    constraint : str or None
-        A grammar in the form of ``lctx_sampler_constrain`` or, with ``schemas``, of ``Guide``.
-    before : sequence of int
-        The tokens of the text so far, in which DRY also searches repetitions.
-
-    Raises
-    ------
-    InvalidInput
-        When the grammar cannot be used.
+    It is closed with its model. The constraint is a grammar in the form of ``lctx_sampler_constrain`` or, with
+    ``schemas``, of ``Guide``. DRY also searches repetitions in ``before``, the tokens of the text so far. Raises
+    InvalidInput when the grammar cannot be used.
     """
 
     def __init__(
@@ -140,12 +128,7 @@ class Sampler:
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Choose a token from float32 [n_vocab] and remember it for the penalties.
 
-        Raises
-        ------
-        InvalidInput
-            When the grammar exceeds its CPU budget of a second.
-        LctxError
-            When no token can be sampled.
+        Raises InvalidInput when the grammar exceeds its CPU budget of a second, LctxError when no token can be sampled.
         """
         if self._guide is not None:
             return self._guided(self._guide, logits)
@@ -235,10 +218,7 @@ def process(
 ) -> NDArray[np.float32]:
     """Apply the processors to a copy of ``logits``, float32 [n_vocab].
 
-    Raises
-    ------
-    LctxError
-        When a logit of the model is NaN or infinite.
+    Raises LctxError when a logit of the model is NaN or infinite.
     """
     check_logits(logits)
     if processors is None:

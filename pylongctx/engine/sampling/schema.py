@@ -68,17 +68,8 @@ class EnforcedSchema(NamedTuple):
 def hold(schema: Any, strict: bool = True) -> EnforcedSchema:
     """Return the grammar of a JSON schema, given as JSON text or as a value.
 
-    Parameters
-    ----------
-    schema : str or dict or bool
-        The schema.
-    strict : bool
-        Refuse a schema with parts that cannot be enforced; else such parts are dropped and listed in ``gaps``.
-
-    Raises
-    ------
-    InvalidInput
-        When it is not a schema, allows nothing, or cannot be enforced; the message has the path of the keyword.
+    Without ``strict``, parts that cannot be enforced are dropped and listed in ``gaps``. Raises InvalidInput, with the
+    path of the keyword, when it is not a schema, allows nothing, or cannot be enforced.
 
     Examples
     --------
