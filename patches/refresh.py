@@ -27,8 +27,9 @@ BUILD = PATCHES.parent / "build"
 BASE = "upstream-head"
 BY_HAND = "by hand"
 FIELD = "Patch-Filename"  # kept in the commit message only, so that a file keeps its name when the subject changes
-# a patch must not depend on who writes it: no settings of the user, no version of git, no abbreviated hashes
-EXPORT = ("--stdout", "--no-numbered", "--no-stat", "--no-signature", "--zero-commit", "--full-index", "--no-renames")
+# a patch must not depend on who writes it: no settings of the user, no version of git, no abbreviated hashes; with two
+# lines of context it applies to more releases than with git's three
+EXPORT = "--stdout --no-numbered --no-stat --no-signature --zero-commit --full-index --no-renames -U2".split()
 NEUTRAL = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 IDENTITY = ("-c", "user.name=pylongctx", "-c", "user.email=pylongctx@users.noreply.github.com")
 
