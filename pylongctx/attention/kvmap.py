@@ -1,4 +1,7 @@
-"""Plots of the keys that KV heads keep: a map, and CORM's figures 1 and 4 (arXiv 2404.15949)."""
+"""Plots of the keys that KV heads keep: a map, and CORM's figures 1 and 4 (arXiv 2404.15949).
+
+They need matplotlib, and raise ImportError without it.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -36,8 +39,6 @@ def draw_kept(held: NDArray[np.bool_], needle: tuple[int, int] | None = None, ti
 
     Raises
     ------
-    ImportError
-        When matplotlib is missing.
     ValueError
         When no token is held.
 
@@ -90,11 +91,6 @@ def draw_compression(runs: Mapping[str, Compression], title: str = "") -> "Figur
     runs : mapping
         Measurements by the name shown in the legend.
 
-    Raises
-    ------
-    ImportError
-        When matplotlib is missing.
-
     Examples
     --------
     >>> from pylongctx.attention import compression
@@ -127,11 +123,6 @@ def draw_sparsity(shares: NDArray[np.float64], title: str = "") -> "Figure":
     ----------
     shares : numpy.ndarray
         float64 [n_layer, n_head_kv], 0 to 1, NaN for heads that a layer does not have.
-
-    Raises
-    ------
-    ImportError
-        When matplotlib is missing.
 
     Examples
     --------

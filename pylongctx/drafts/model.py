@@ -49,11 +49,6 @@ class ModelDraft(BatchDraft):
     p_min : float
         Probability below which a draft ends.
 
-    Raises
-    ------
-    ValueError
-        When a number is out of range.
-
     Examples
     --------
     >>> from pylongctx import Llama
@@ -193,17 +188,8 @@ class MtpDraft(BatchDraft):
 
     Parameters
     ----------
-    n_max : int
-        Maximum number of draft tokens.
-    n_min : int
-        Shorter drafts are not used.
-    p_min : float
-        Probability below which a draft ends.
-
-    Raises
-    ------
-    ValueError
-        When a number is out of range.
+    n_max, n_min, p_min
+        See ``ModelDraft``.
 
     Examples
     --------

@@ -40,11 +40,6 @@ class NgramDraft(LlamaDraftModel):
     most_common : bool
         Draft the continuation that followed most often, and the latest of several; else the latest one.
 
-    Raises
-    ------
-    ValueError
-        When a size is less than 1.
-
     Examples
     --------
     >>> guess = NgramDraft(size_n=2, size_m=3)
@@ -92,11 +87,6 @@ class NgramModDraft(LlamaDraftModel):
         Maximum number of draft tokens.
     n_min : int
         Nothing is drafted where fewer tokens are known to follow.
-
-    Raises
-    ------
-    ValueError
-        When a number is out of range.
 
     Examples
     --------
@@ -179,11 +169,6 @@ class NgramCacheDraft(LlamaDraftModel):
     ----------
     n_max : int
         Maximum number of draft tokens.
-
-    Raises
-    ------
-    ValueError
-        When ``n_max`` is less than 1.
 
     Examples
     --------

@@ -43,6 +43,11 @@ class LlamaDraftModel(ABC):
     least : int
         Texts with fewer tokens are not drafted.
 
+    Raises
+    ------
+    ValueError
+        When a number of a draft model is out of range.
+
     Examples
     --------
     >>> class Repeat(LlamaDraftModel):
@@ -151,11 +156,6 @@ class SelfDraft(BatchDraft):
         Tokens that a query reads, as of the method ``longheads`` of the context.
     n_max : int
         Maximum number of draft tokens.
-
-    Raises
-    ------
-    ValueError
-        When ``n_max`` is less than 1.
 
     Examples
     --------
