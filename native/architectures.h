@@ -1,4 +1,4 @@
-// What is known of llama.cpp's architectures: which ones methods serve, and what differs in their attention.
+// Lists llama.cpp's architectures: which of them methods serve, and what differs in their attention.
 #pragma once
 
 #include "llama-arch.h"
@@ -24,5 +24,5 @@ const lctx_architecture * lctx_find_architecture(llm_arch arch);
 // Throws lctx_refusal where llama.cpp would end the process while it makes the context, with a method or without.
 void lctx_check_ubatches(const llama_model & model, const llama_cparams & cparams);
 
-// Why the model cannot run with a method; empty when it can, as far as can be seen before its graph is built.
+// Return why the model cannot run with a method, as far as can be seen before its graph is built; empty when it can.
 std::string lctx_why_unsupported(const llama_model & model, const llama_cparams & cparams);

@@ -1,5 +1,5 @@
-// What a backend of ours registers, so that the rooms which use it do not depend on it: how its devices map memory, and kernels that run
-// in place of those of the CPU.
+// A backend of ours registers here how its devices map memory, and kernels that run in place of those of the CPU, so
+// that the rooms which use it do not depend on it.
 //
 // Functions of a range are virtual, and nothing of a C++ library is in these types: a backend may come with a library of its own
 // (cuda/module.h).
@@ -40,7 +40,7 @@ void lctx_arena_use(const lctx_device_memory_kind * kind);
 
 // Kernels for nodes of GGML_OP_LCTX in the memory of the host.
 struct lctx_kernels {
-    // Whether they run the node now; asked by every thread, which must get the same answer.
+    // Return whether the kernels run the node now. Every thread asks, and must get the same answer.
     bool (*takes)(const ggml_tensor * node);
     // Bytes of work buffer for run.
     size_t (*wsize)(const ggml_tensor * node);

@@ -1,4 +1,4 @@
-// Which layers our cache takes from llama.cpp's own memory while it is being built.
+// Declares which layers our cache takes from llama.cpp's own memory while that is being built.
 #pragma once
 
 #include <cstdint>

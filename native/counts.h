@@ -9,7 +9,7 @@
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
 enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2, LCTX_LOST = -3 };
 
-// What a context holds on one device, in bytes.
+// Counts the bytes that a context holds on one device.
 typedef struct lctx_sizes {
     const char * device;  // a string of the library, never freed; "CPU": memory of the host
     uint64_t weights;
@@ -47,7 +47,8 @@ typedef struct lctx_offload_info {
     int32_t n_chosen;     // units of a head that one query reads at most where it chooses
 } lctx_offload_info;
 
-// What the host has done in addition to the kernels since the context was created: per token none of it may grow with the tokens before.
+// Counts what the host has done in addition to the kernels since the context was created: per token none of it may grow
+// with the tokens before.
 typedef struct lctx_work {
     int64_t n_graph;      // evaluations of the model's graph, one per ubatch
     int64_t n_built;      // graphs that were built for them; the others ran one again

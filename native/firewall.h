@@ -7,7 +7,8 @@
 #include <exception>
 #include <string>
 
-// How many calls of lctx_guard the thread is in: an exception that is thrown there ends in one of them. Not exported.
+// Counts the calls of lctx_guard that the thread is in: an exception that is thrown there ends in one of them. Not
+// exported.
 [[gnu::visibility("hidden")]] inline thread_local int lctx_guard_depth = 0;
 
 // Run f; an exception ends in *error (when there is one) and false.

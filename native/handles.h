@@ -68,13 +68,14 @@ template <typename F> int32_t lctx_ask(const lctx_context * ctx, F && f) {
     return status;
 }
 
-// What n_ctx stands for: 0 is the trained context, or what the method makes of it; throws lctx_refusal for an unknown method.
+// Return what n_ctx stands for: 0 is the trained context, or what the method makes of it. Throws lctx_refusal for an
+// unknown method.
 uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context_params & params, const std::string & method);
 // llama.cpp rounds n_ctx up to a multiple of 256.
 inline uint32_t lctx_padded_n_ctx(uint32_t n_ctx) {
     return (n_ctx + 255) / 256 * 256;
 }
-// How many positions a model has: those that it learned a vector for each, else any.
+// Return how many positions a model has: those that it learned a vector for each, else any.
 int32_t lctx_positions(const lctx_model & model);
 // Open a context whose model is set; throws lctx_refusal.
 void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, const std::string & method);

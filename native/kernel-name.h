@@ -1,4 +1,4 @@
-// What a device is and which kernels it runs: for people.
+// Tells people what a device is and which kernels it runs.
 #pragma once
 
 #include "ggml-backend.h"

@@ -19,7 +19,7 @@ struct lctx_template {
 
 namespace {
 
-// What r says, where it says it.
+// Read what r says into value, if it says it.
 template <typename T> void read(const common_json & r, const char * name, T & value) {
     if (r.contains(name) && !r.at(name).is_null()) {
         value = r.at(name).get<T>();

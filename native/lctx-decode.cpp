@@ -17,7 +17,7 @@ int32_t fail(lctx_context * ctx, int32_t status, const std::string & reason) {
     return status;
 }
 
-// What is wrong with a batch; empty when it can be decoded. next: the next position of every sequence.
+// Return what is wrong with a batch; empty when it can be decoded. next: the next position of every sequence.
 std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std::vector<int32_t> next) {
     const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab), n_position = lctx_positions(*ctx->model);
     for (int32_t i = 0; i < batch.n_tokens; i++) {

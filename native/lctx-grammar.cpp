@@ -17,7 +17,7 @@ struct lctx_grammar {
 
 namespace {
 
-// What f returns, LCTX_INVALID when it throws.
+// Return what f returns, or LCTX_INVALID when it throws.
 template <typename F> int32_t ask(lctx_grammar * grammar, F && f) {
     int32_t answer = LCTX_INVALID;
     grammar->error.clear();

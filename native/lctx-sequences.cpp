@@ -21,7 +21,7 @@ void clear(lctx_context * ctx) {
     ctx->has_nan = false;
 }
 
-// The same when all sequences are empty.
+// Clear the values too, if they may be NaN, once all sequences are empty.
 void clear_nan(lctx_context * ctx) {
     bool is_empty = ctx->has_nan;
     for (uint32_t seq = 0; is_empty && seq < llama_n_seq_max(ctx->ctx); seq++) {
@@ -70,7 +70,8 @@ void check_servers(const lctx_context * ctx) {
     }
 }
 
-// What `write` writes: its size with buf NULL, else its bytes; 0 when that fails or buf is too small.
+// Return the size of what `write` writes, with buf != NULL after its bytes were written there; 0 when that fails or buf
+// is too small.
 template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size, F && write) {
     size_t n = 0;
     guarded(ctx, {seq}, [&] {

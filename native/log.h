@@ -6,7 +6,7 @@
 // Install the callback (once) and forget this thread's error lines.
 void lctx_log_begin();
 
-// What llama.cpp said since lctx_log_begin about values that replace those of a file.
+// Return what llama.cpp said since lctx_log_begin about values that replace those of a file.
 std::string lctx_log_overrides();
 
 // The error lines since lctx_log_begin, or `fallback` when there were none.

@@ -25,7 +25,7 @@ class lctx_mtp {
     // lctx_refusal; the sequences of the batch then end before it.
     void follow(const llama_batch & batch, const float * hidden);
 
-    // Whether the hidden state of a position is known, so that a step can take the token after it.
+    // Return whether the hidden state of a position is known, so that a step can take the token after it.
     bool knows(int32_t seq, int32_t pos) const;
 
     // Evaluate one token of each sequence, each an output; logits are in the context then. Returns the status of llama_decode.

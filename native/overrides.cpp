@@ -42,7 +42,7 @@ llama_model_kv_override metadata(const std::string & key, const common_json & va
 
 using buffer_types = std::map<std::string, ggml_backend_buffer_type_t>;
 
-// Where devices keep tensors, by llama.cpp's names.
+// Return where devices keep tensors, by llama.cpp's names.
 buffer_types types_of(std::vector<ggml_backend_dev_t> devices) {
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
         devices.push_back(ggml_backend_dev_get(i));

@@ -1,4 +1,4 @@
-// What a caller puts in the place of a file's metadata, and of llama.cpp's choice of memory for tensors.
+// Reads what a caller puts in the place of a file's metadata, and of llama.cpp's choice of memory for tensors.
 #pragma once
 
 #include "llama.h"

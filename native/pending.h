@@ -1,4 +1,4 @@
-// How lctx_context_create tells lctx_memory_begin, across llama_init_from_model, what to make: per thread.
+// Tells lctx_memory_begin what to make: lctx_context_create leaves it here, per thread, across llama_init_from_model.
 #pragma once
 
 #include "claim.h"

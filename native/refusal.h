@@ -1,4 +1,4 @@
-// Why something cannot be served, in words for the user.
+// Says why something cannot be served, in words for the user.
 #pragma once
 
 #include <stdexcept>

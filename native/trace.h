@@ -1,4 +1,5 @@
-// Which chunks every layer and head read: the select nodes of a running graph, looked at through llama.cpp's evaluation callback.
+// Records which chunks every layer and head read: the select nodes of a running graph, looked at through llama.cpp's
+// evaluation callback.
 #pragma once
 
 #include "lctx.h"

@@ -45,8 +45,8 @@ lctx_peeled peel(lctx_inputs & inputs, ggml_context * ctx, ggml_tensor * q_cur, 
     return query;
 }
 
-// What is subtracted from the keys of a layer that stores them; nullptr where scores may not all move by the same: a softcap bends them,
-// and a sink stands among them.
+// Return what is subtracted from the keys of a layer that stores them; nullptr if scores may not all move by the same:
+// a softcap bends them, and a sink stands among them.
 ggml_tensor * center_of(const lctx_inputs & inputs, const lctx_peeled & key, const lctx_attend_params & params, const ggml_tensor * sinks,
                         int il) {
     const lctx_kv_cache & cache = inputs.cache;

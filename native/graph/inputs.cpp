@@ -74,7 +74,7 @@ const lctx_kv_cache * cache_of(const llm_graph_context & graph) {
     return view ? &view->cache() : nullptr;
 }
 
-// The same question of an input inside another, whose context is a part of theirs.
+// Ask an input inside another whether it can be reused; its context is a part of theirs.
 bool can_reuse_with(llm_graph_input_i & input, llm_graph_params params, const llama_memory_context_i * mctx) {
     params.mctx = mctx;
     return input.can_reuse(params);

@@ -1,4 +1,4 @@
-// What the KV cache of a context knows of its sequences and pages.
+// Checks what the KV cache of a context knows of its sequences and pages.
 #include "../memory/memory.h"
 #include "llama.h"
 #include "run.h"

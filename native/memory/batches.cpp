@@ -1,4 +1,4 @@
-// How a batch is divided into ubatches: at the borders where heads evict, and as llama.cpp's own memory needs it.
+// Divides a batch into ubatches: at the borders where heads evict, and as llama.cpp's own memory needs it.
 #include "batch.h"
 #include "llama-impl.h"
 #include "memory.h"
@@ -7,8 +7,8 @@
 
 namespace {
 
-// How many of n tokens from `first` on a ubatch takes, where the batch continues: up to a multiple of the tile in the last sequence, so
-// that a text that is divided in other ways has the same tiles.
+// Return how many of n tokens from `first` on a ubatch takes if the batch continues: up to a multiple of the tile in
+// the last sequence, so that a text that is divided in other ways has the same tiles.
 int32_t whole_tiles(const llama_batch & batch, int32_t first, int32_t n, int32_t tile) {
     const int32_t after = first + n, beyond = after < batch.n_tokens ? batch.pos[after] % tile : 0;
     const bool continues = after < batch.n_tokens && batch.seq_id[after][0] == batch.seq_id[after - 1][0];

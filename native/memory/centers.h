@@ -1,4 +1,5 @@
-// What is subtracted from keys before they are stored: the mean of what the bias of their projection becomes when it is rotated.
+// Computes what is subtracted from keys before they are stored: the mean of what the bias of their projection becomes
+// when it is rotated.
 //
 // A vector that is the same for all keys of a head adds the same to all scores of a query, which the softmax takes out. The bias of keys is
 // large in some models (Qwen2), most of all in channels that turn slowly, so that without its mean a key loses far less to a type of few

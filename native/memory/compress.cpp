@@ -11,7 +11,7 @@ int32_t chunk_size(const lctx_chunks * chunks) {
     return chunks ? chunks->chunk_size : 0;
 }
 
-// What the heads [first, first + n) of a store have to decide about at the end of a sequence.
+// Add for each of the heads [first, first + n) of a store the entries that it may evict at the end of a sequence.
 void add_contenders(const lctx_kv & kv, lctx_kv_store & store, int32_t seq, const lctx_layer_heads & heads,
                     std::vector<lctx_contender> & contenders) {
     const int32_t n_pos = kv.seqs.n_pos(seq);

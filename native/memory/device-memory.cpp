@@ -9,7 +9,8 @@ namespace {
 
 constexpr int64_t LANDING = 8 << 20;  // bytes that go to a device together
 
-// What bytes are copied as on a device. ggml's Vulkan backend copies words, of which rows and numbers are whole ones.
+// Return the type as which a device copies bytes. ggml's Vulkan backend copies words, of which rows and numbers are
+// whole ones.
 #ifdef LCTX_VULKAN
 ggml_type copied_as(size_t from, size_t to, size_t size) {
     return (from | to | size) % sizeof(int32_t) == 0 ? GGML_TYPE_I32 : GGML_TYPE_I16;

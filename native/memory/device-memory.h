@@ -33,7 +33,7 @@ class lctx_device_memory {
     void attach(ggml_backend_sched_t sched);
     ggml_backend_t backend() const { return backend_; }
 
-    // What lands and copies are done together, before anything else happens there.
+    // Read from the device. What lands and copies are done together, before anything else happens there.
     void read(const ggml_tensor * t, size_t offset, void * data, size_t size);
     void write(ggml_tensor * t, size_t offset, const void * data, size_t size);
     // As write, for runs of a state: they cross to the device together, and go where they belong there.

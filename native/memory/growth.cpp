@@ -13,7 +13,7 @@ template <typename F> void lctx_blocks::each_new(int32_t seq, const lctx_growth 
     });
 }
 
-// Why growth that was noted has no pages; empty when it has.
+// Return why growth that was noted has no pages; empty when it has.
 std::string lctx_blocks::why_no_pages(int32_t seq, const lctx_growth & by) const {
     std::map<const lctx_kv_store *, int32_t> wanted;
     int64_t n_all = 0;

@@ -32,7 +32,7 @@ std::string lctx_kv_cache::why_unsound() const {
 
 // ---- batches ----
 
-// What is wrong with a batch; empty when it can be evaluated. Nothing changes here.
+// Return what is wrong with a batch; empty when it can be evaluated. Nothing changes here.
 std::string lctx_kv_cache::check_batch(const llama_batch & batch, llama_memory_status & status) const {
     status = LLAMA_MEMORY_STATUS_FAILED_COMPUTE;
     if (!broken_.empty()) {

@@ -36,7 +36,7 @@ class lctx_kv_cache {
     const lctx_placement & placement() const { return kv_.placement; }
     const lctx_sequences & sequences() const { return kv_.seqs; }
     const lctx_blocks & blocks() const { return kv_.blocks; }
-    // What of the sequences and their pages contradicts itself, for tests; empty when nothing.
+    // Return what of the sequences and their pages contradicts itself, for tests; empty when nothing.
     std::string why_unsound() const;
 
     // a batch on its way

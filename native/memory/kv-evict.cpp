@@ -1,4 +1,5 @@
-// What the heads of a store hold, and evictions: one graph on the device, whose only answer is how many rows are gone.
+// Keeps what the heads of a store hold, and evicts: one graph on the device, whose only answer is how many rows are
+// gone.
 #include "kv-store.h"
 
 #include "ggml-cpu.h"

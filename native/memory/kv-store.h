@@ -1,4 +1,5 @@
-// What the layers of one device keep: pages of K and V, block tables, and what else their method needs, in tensors of its own.
+// Holds what the layers of one device keep: pages of K and V, block tables, and what else their method needs, in
+// tensors of its own.
 //
 // The host has counts, the device has the rows: after an eviction, its counts come back.
 #pragma once
@@ -34,7 +35,7 @@ struct lctx_layer {
 ggml_tensor * lctx_evict_layer(ggml_context * ctx, const lctx_layer & layer, ggml_tensor * due, ggml_tensor * budgets,
                                const lctx_retain & retain, const lctx_chunks * chunks);
 
-// What all stores of a memory have in common.
+// All stores of a memory have this in common.
 struct lctx_kv_shape {
     ggml_type type_k, type_v;
     int32_t head_dim_k, head_dim_v;
@@ -96,7 +97,7 @@ class lctx_kv_store final : public lctx_paged_memory {
 
     // Units that lie close: what is known of a sequence's is void, after its rows were written from elsewhere.
     void forget_staged(int32_t seq);
-    // How many units were there, were fetched, and were read from the host; of all heads.
+    // Return how many units were there, were fetched, and were read from the host; of all heads.
     lctx_offload_info offload();
 
     // Eviction.
@@ -106,9 +107,9 @@ class lctx_kv_store final : public lctx_paged_memory {
     void copy_headers(int32_t src, int32_t dst);
     // Every head holds all rows that come.
     void forget_evictions(int32_t seq);
-    // What the queries of a sequence from row n_pos on did, as far as they were reached.
+    // Take back what the queries of a sequence from row n_pos on did, for the heads that they have reached.
     void take_votes_back(int32_t seq, int32_t n_pos);
-    // Where heads have budgets of their own: how many rows the next eviction leaves.
+    // Tells how many rows the next eviction leaves, if heads have budgets of their own.
     int32_t & budget(int32_t seq, int32_t head) { return budget_[(size_t)seq * n_head + head]; }
     // Evict at the border of every sequence in due ([n_seq], < 0: it does not), and free what is after the rows that stayed; false
     // when the device fails.

@@ -1,4 +1,5 @@
-// What a cache consists of: where rows lie, the sequences, and the pages that they hold. States, slices and evictions work on all three.
+// Puts a cache together: where rows lie, the sequences, and the pages that they hold. States, slices and evictions work
+// on all three.
 #pragma once
 
 #include "blocks.h"
@@ -8,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-// What in a context determines how keys are rotated, in addition to the model and the method.
+// Holds what in a context determines how keys are rotated, in addition to the model and the method.
 struct lctx_rope_settings {
     float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
     uint32_t n_ctx_orig;

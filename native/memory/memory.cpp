@@ -261,7 +261,7 @@ void lctx_memory::read_foreign(llama_io_read_i & io, int32_t seq_id, llama_state
     }
 }
 
-// What read appends to a sequence is there as a whole, or not at all.
+// Append what `read` reads to a sequence, as a whole or not at all.
 void lctx_memory::append(int32_t seq, const std::function<void()> & read) {
     const int32_t n_pos = cache_->sequences().n_pos(seq);
     try {

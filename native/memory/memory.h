@@ -54,7 +54,7 @@ class lctx_memory final : public llama_memory_i {
     void checkpoint(int32_t seq);
     // Cut the sequence back to n_pos tokens, or to what can still be reached, or to nothing.
     void withdraw(int32_t seq, int32_t n_pos);
-    // What everything takes when the text fills n_ctx, checkpoints at most: f(device, bytes).
+    // Call f(device, bytes) for what everything takes when the text fills n_ctx, checkpoints at most.
     void each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const;
     // Bytes of what stays llama.cpp's own, and of the checkpoints.
     uint64_t foreign_bytes() const;

@@ -1,4 +1,5 @@
-// Where rows lie: which layers of a model the cache serves, and the stores of the devices that have their heads.
+// Decides where rows lie: which layers of a model the cache serves, and the stores of the devices that have their
+// heads.
 #pragma once
 
 #include "../claim.h"
@@ -80,11 +81,11 @@ class lctx_placement {
     void prepare_writes(int32_t seq) const;
     void wait() const;
 
-    // What the method chose and why, and which kernels run where on rows of which types.
+    // Say what the method chose and why, and which kernels run where on rows of which types.
     std::string full_why() const;
     lctx_offload_info offload() const;
     std::map<ggml_backend_buffer_type_t, size_t> memory_breakdown() const;
-    // What the host has done so far; n_built is the context's to know.
+    // Return what the host has done so far; n_built is the context's to know.
     lctx_work & work() const { return work_; }
 
   private:

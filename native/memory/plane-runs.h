@@ -6,7 +6,7 @@
 
 #include <functional>
 
-// What is saved of a sequence: all of it in a state, or rows [first, end) in a slice.
+// Says what is saved of a sequence: all of it in a state, or rows [first, end) in a slice.
 struct lctx_extent {
     lctx_plane_saved saved;
     int32_t first, end;

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-// What entry i of a head belongs to.
+// Says what entry i of a head belongs to.
 enum class lctx_plane_key {
     page,   // row i % 64 of page i / 64 of a pool, which the block table gives
     ring,   // the last row whose number is i modulo the number of entries
@@ -18,7 +18,7 @@ enum class lctx_plane_key {
 
 enum class lctx_plane_saved { never, in_states, in_slices };  // in_slices: in states too
 
-// What saved entries must be.
+// Says what saved entries must be.
 enum class lctx_plane_values { any, finite, rows, scores, undo };
 
 struct lctx_plane {

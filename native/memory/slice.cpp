@@ -5,7 +5,7 @@
 
 namespace {
 
-// What of a slice goes to a head: rows [first, first + n) of the n_row that it has there, after the cells [0, to).
+// Says what of a slice goes to a head: rows [first, first + n) of the n_row that it has there, after the cells [0, to).
 struct slice_of_head {
     int32_t n_row, first, n, to;
 };
@@ -47,7 +47,7 @@ void read_rows(lctx_state_reader & io, lctx_kv_store & store, int32_t seq, int32
     }
 }
 
-// Which rows the heads hold now; before the end of those that were compressed the sequence cannot be cut.
+// Note which rows the heads hold now; the sequence cannot be cut before the end of those that were compressed.
 void note_rows(lctx_kv & kv, int32_t seq, int32_t n, const lctx_slice & slice, int32_t skip, const std::vector<slice_of_head> & heads) {
     lctx_sequence & s = kv.seqs[seq];
     size_t i = 0;

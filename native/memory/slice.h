@@ -1,4 +1,4 @@
-// What is known of a stored slice (slices.h) when its header was read.
+// Holds what is known of a stored slice (slices.h) when its header was read.
 #pragma once
 
 #include "kv.h"

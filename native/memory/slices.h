@@ -8,7 +8,7 @@
 
 #include <string>
 
-// Why sequences have no slices; empty where their rows stay as they were stored.
+// Return why sequences have no slices; empty if their rows stay as they were stored.
 std::string lctx_why_no_slices(const lctx_kv & kv);
 
 // All throw lctx_refusal.

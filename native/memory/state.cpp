@@ -65,7 +65,7 @@ void write_sequence(const lctx_kv & kv, llama_io_write_i & io, int32_t seq) {
         [&](lctx_kv_store &, const lctx_plane & plane, size_t offset, size_t size) { io.write_tensor(plane.tensor, offset, size); });
 }
 
-// Whether queries before voted_to may have given a row this score.
+// Return whether queries before voted_to may have given a row this score.
 bool is_score(const lctx_kv & kv, int32_t score, int32_t voted_to) {
     switch (kv.placement.retain()->score) {
         case LCTX_SCORE_LAST:  return score >= -1 && score < voted_to;
@@ -74,7 +74,8 @@ bool is_score(const lctx_kv & kv, int32_t score, int32_t voted_to) {
     }
 }
 
-// Why entries of a plane cannot be in this state; empty when they can. Kernels trust the lists of rows: ascending, and below the end.
+// Return why entries of a plane cannot be in this state; empty when they can. Kernels trust the lists of rows:
+// ascending, and below the end.
 std::string why_no_values(const lctx_kv & kv, const lctx_sequence & s, const lctx_plane & plane, const std::vector<uint8_t> & bytes) {
     std::vector<int32_t> list(bytes.size() / sizeof(int32_t));
     const auto n = (int32_t)list.size(), n_dense = s.n_pos - s.evicted_to;
@@ -114,7 +115,7 @@ lctx_sequence read_counters(const lctx_kv & kv, llama_io_read_i & io) {
     return s;
 }
 
-// How the sequence grows to it.
+// Read how the sequence grows to the saved one.
 lctx_growth read_growth(const lctx_kv & kv, llama_io_read_i & io, const lctx_sequence & s) {
     std::vector<int32_t> gone(kv.placement.n_head());
     if (kv.placement.retain()) {

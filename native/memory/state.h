@@ -8,6 +8,7 @@
 void lctx_write_state(const lctx_kv & kv, llama_io_write_i & io, int32_t seq_id);
 void lctx_read_state(lctx_kv & kv, llama_io_read_i & io, int32_t seq_id);
 
-// What a state of n_seq sequences, or a slice (0), begins with. lctx_check_header throws lctx_refusal when it is another memory's.
+// Write what a state of n_seq sequences, or a slice (0), begins with. lctx_check_header throws lctx_refusal when it is
+// another memory's.
 void lctx_write_header(const lctx_kv & kv, llama_io_write_i & io, int32_t n_seq);
 void lctx_check_header(const lctx_kv & kv, llama_io_read_i & io, int32_t n_seq);

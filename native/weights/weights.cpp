@@ -1,4 +1,5 @@
-// How ggml keeps and multiplies weights: it repacks some for products that are slower than those for plain ones.
+// Chooses how ggml keeps and multiplies weights: it repacks some for products that are slower than those for plain
+// ones.
 #include "multiply.h"
 
 #include "ggml-cpu-impl.h"
