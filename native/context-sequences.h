@@ -1,8 +1,8 @@
 // Sequences of a context, as several files of the C API ask for them.
 #pragma once
 
+#include "base/log.h"
 #include "handles.h"
-#include "log.h"
 
 #include <algorithm>
 #include <string>

@@ -1,10 +1,10 @@
 // The C API: chat templates, by llama.cpp's common/.
+#include "base/firewall.h"
+#include "base/log.h"
+#include "base/refusal.h"
 #include "chat.h"
 #include "chat/nesting.h"
 #include "chat/required.h"
-#include "firewall.h"
-#include "log.h"
-#include "refusal.h"
 #include "text.h"
 
 #include <new>

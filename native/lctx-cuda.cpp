@@ -1,7 +1,7 @@
 // The C API: the CUDA backend where it is a library of its own.
-#include "backend.h"
+#include "base/backend.h"
+#include "base/firewall.h"
 #include "cuda/module.h"
-#include "firewall.h"
 #include "handles.h"
 #include "lctx.h"
 

@@ -1,10 +1,9 @@
 // The C API: evaluation.
+#include "base/firewall.h"
+#include "base/log.h"
 #include "context-sequences.h"
-#include "firewall.h"
-#include "foreign.h"
 #include "handles.h"
 #include "llama-ext.h"
-#include "log.h"
 
 #include <algorithm>
 #include <cmath>
@@ -47,7 +46,7 @@ void withdraw(lctx_context * ctx, const std::vector<int32_t> & before) {
         if (ctx->memory) {
             ctx->memory->withdraw(seq, before[seq]);
         } else {
-            lctx_foreign_withdraw(*ctx, seq, before[seq]);
+            ctx->foreign.withdraw(seq, before[seq]);
         }
         lctx_cut_mtp(ctx, seq, lctx_n_held(ctx, seq));
     }

@@ -1,7 +1,7 @@
 // The C API: devices, and RPC servers.
-#include "firewall.h"
+#include "base/firewall.h"
+#include "base/kernel-name.h"
 #include "handles.h"
-#include "kernel-name.h"
 #include "lctx.h"
 #include "ops/ops.h"
 #include "rpc/rpc.h"

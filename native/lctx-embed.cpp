@@ -1,8 +1,8 @@
 // The C API: embeddings, by llama.cpp's own memory.
-#include "firewall.h"
+#include "base/firewall.h"
+#include "base/log.h"
 #include "handles.h"
 #include "llama-model.h"
-#include "log.h"
 
 #include <algorithm>
 #include <cstring>

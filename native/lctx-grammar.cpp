@@ -1,10 +1,10 @@
 // The C API: a grammar around schemas.
+#include "base/firewall.h"
+#include "base/log.h"
 #include "chat/constraint.h"
 #include "chat/nesting.h"
-#include "firewall.h"
 #include "handles.h"
 #include "lctx-sampling.h"
-#include "log.h"
 
 #include <cmath>
 #include <memory>

@@ -1,11 +1,11 @@
 // The C API: what a model's answer says, by llama.cpp's common/.
+#include "base/firewall.h"
+#include "base/log.h"
+#include "base/refusal.h"
 #include "chat-peg-parser.h"
 #include "chat.h"
 #include "chat/leaf.h"
 #include "chat/nesting.h"
-#include "firewall.h"
-#include "log.h"
-#include "refusal.h"
 #include "text.h"
 
 #include <cctype>

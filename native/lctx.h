@@ -1,14 +1,15 @@
 // The C API of pylongctx.
 //
-// The blocks between the two markers, here, in counts.h and in lctx-sampling.h, are the cffi cdef, read verbatim by native/build_ffi.py:
-// opaque structs, plain structs of fixed-size fields, enums with values, functions. No macros but numbers, no llama.h types.
+// The blocks between the two markers, here, in base/counts.h and in lctx-sampling.h, are the cffi cdef, read verbatim by
+// native/build_ffi.py: opaque structs, plain structs of fixed-size fields, enums with values, functions. No macros but numbers, no llama.h
+// types.
 //
 // Handles: lctx_model_load and lctx_context_create return a handle even when they fail; then *_error() gives the reason
 // and only *_error() and *_free() may be called. One call at a time per handle; different contexts may run in parallel.
 // No function throws, and none aborts on bad arguments; pointers are valid for what they are said to hold. Questions change nothing.
 #pragma once
 
-#include "counts.h"
+#include "base/counts.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -352,14 +353,6 @@ int32_t lctx_mtp_step(lctx_context * ctx, int32_t n_tokens, const int32_t * toke
                       float * logits);
 
 // ---- which chunks were read ----
-
-typedef struct lctx_trace_info {
-    int32_t n_query;  // queries recorded
-    int32_t n_layer;
-    int32_t n_head;  // largest over the layers
-    int32_t n_read;  // chunks that a query reads at most
-    int32_t chunk_size;
-} lctx_trace_info;
 
 // Record the chunks that every layer and head reads for the queries of one sequence at positions [p0, p1), and forget what was
 // recorded before; p1 <= p0 stops. LCTX_INVALID when the method chooses no chunks or there is no such sequence. A run that does not

@@ -1,8 +1,8 @@
 #include "constraint.h"
 
-#include "../firewall.h"
-#include "../log.h"
-#include "../refusal.h"
+#include "../base/firewall.h"
+#include "../base/log.h"
+#include "../base/refusal.h"
 #include "common.h"
 #include "grammar.h"
 #include "reasoning-budget.h"

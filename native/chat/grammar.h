@@ -1,7 +1,7 @@
 // Finds what is wrong with a grammar, before llama.cpp sees it.
 #pragma once
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 #include "llama.h"
 
 #include <string>

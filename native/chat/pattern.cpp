@@ -1,6 +1,6 @@
 #include "pattern.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 
 #include <algorithm>
 #include <cctype>

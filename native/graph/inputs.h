@@ -23,7 +23,7 @@ class lctx_inputs {
     // Layers that rotate alike share this on a device.
     struct table {
         lctx_peeled peeled;
-        const lctx_kv_store * store;
+        const lctx_device_store * store;
         std::vector<float> still;  // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
         ggml_tensor * factors;     // F32 [n_dims/2]
         ggml_tensor * angles;      // F32 [n_dims, n_angle * n_tokens]
@@ -58,7 +58,7 @@ class lctx_inputs {
 };
 
 // Add a node to the graph. It runs where the rows of the layer are; the scheduler would move the pools where the weights are.
-void lctx_add(const llm_graph_context & graph, const lctx_kv_store & store, ggml_tensor * node, const char * name, int il);
+void lctx_add(const llm_graph_context & graph, const lctx_device_store & store, ggml_tensor * node, const char * name, int il);
 
 // Lets build_attn find our inputs in whatever input a model's graph hands it.
 class lctx_has_inputs {

@@ -1,7 +1,7 @@
 #include "rope.h"
 
+#include "../base/refusal.h"
 #include "../ops/params.h"
-#include "../refusal.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,10 +1,10 @@
 // The runs of single ops share this: checked arguments, a graph on a device.
 #pragma once
 
-#include "../counts.h"
-#include "../firewall.h"
+#include "../base/counts.h"
+#include "../base/firewall.h"
+#include "../base/refusal.h"
 #include "../ops/ops.h"
-#include "../refusal.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"

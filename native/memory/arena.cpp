@@ -1,6 +1,6 @@
 #include "arena.h"
 
-#include "../backend.h"
+#include "../base/backend.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

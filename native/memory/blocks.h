@@ -67,7 +67,7 @@ class lctx_blocks {
     template <typename F> void each_new(int32_t seq, const lctx_growth & by, F && f) const;
     template <typename F> void each_block(int32_t seq, F && f) const;
     int64_t n_held_page() const;
-    int32_t pages_needed(const lctx_kv_store & store, const std::vector<int32_t> & n_pos) const;
+    int32_t pages_needed(const lctx_device_store & store, const std::vector<int32_t> & n_pos) const;
     std::string why_no_pages(int32_t seq, const lctx_growth & by) const;
     int32_t most_cells() const;
     uint64_t bytes(int64_t n_page, const std::vector<int32_t> & n_pos) const;

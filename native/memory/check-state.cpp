@@ -1,6 +1,6 @@
 #include "check-state.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 #include "ggml-backend.h"
 #include "llama-kv-cache-dsa-iswa.h"
 #include "llama-kv-cache-dsa.h"

@@ -13,7 +13,7 @@ struct lctx_extent {
 };
 
 // A run of bytes: offset and size in the tensor of a plane.
-using lctx_run_visitor = std::function<void(lctx_kv_store &, const lctx_plane &, size_t, size_t)>;
+using lctx_run_visitor = std::function<void(lctx_device_store &, const lctx_plane &, size_t, size_t)>;
 
 // The whole of a sequence.
 inline lctx_extent lctx_whole(const lctx_sequences & seqs, int32_t seq) {

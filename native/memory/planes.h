@@ -1,8 +1,8 @@
 // Planes: what a store keeps of its heads, each with five facts: the bytes of an entry, its key, which heads have it, how it grows, and
-// when it is saved. States, slices, copies, memory, sizes and limits are loops over them: a new plane is a line in lctx_kv_store.
+// when it is saved. States, slices, copies, memory, sizes and limits are loops over them: a new plane is a line in lctx_device_store.
 #pragma once
 
-#include "../counts.h"
+#include "../base/counts.h"
 #include "ggml.h"
 
 #include <cstdint>

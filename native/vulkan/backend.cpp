@@ -2,8 +2,8 @@
 // device (VK_KHR_buffer_device_address) here, so that ../ops/nodes.h serves all backends, and no descriptor limits a pool.
 #include "ggml-vulkan-common.h"
 
+#include "../base/kernel-name.h"
 #include "../hooks.h"
-#include "../kernel-name.h"
 #include "../ops/cache.h"
 #include "../ops/half.h"
 #include "../ops/nodes.h"

@@ -1,12 +1,12 @@
 // The index of rows that were written from elsewhere.
-#include "../refusal.h"
-#include "kv-store.h"
+#include "../base/refusal.h"
+#include "device-store.h"
 
 #include "ggml-cpu.h"
 
 #include <algorithm>
 
-void lctx_kv_store::index_rows(int32_t seq, int32_t first, int32_t end, int32_t n_threads) {
+void lctx_device_store::index_rows(int32_t seq, int32_t first, int32_t end, int32_t n_threads) {
     constexpr int32_t MOST = 4096;  // rows of a graph
     if (!index || first >= end) {
         return;

@@ -3,7 +3,7 @@
 // Nothing of a device is read or written but through here: on the CPU at once, elsewhere after the graphs that were started there (wait()).
 #pragma once
 
-#include "../counts.h"
+#include "../base/counts.h"
 #include "arena.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
@@ -15,10 +15,10 @@
 // Add a node whose result is a view, and whose sources may be views, of tensors that have their memory.
 void lctx_add_node(ggml_cgraph * graph, ggml_tensor * node);
 
-class lctx_device_memory {
+class lctx_device_tensors {
   public:
-    lctx_device_memory(const lctx_device_memory &) = delete;
-    lctx_device_memory & operator=(const lctx_device_memory &) = delete;
+    lctx_device_tensors(const lctx_device_tensors &) = delete;
+    lctx_device_tensors & operator=(const lctx_device_tensors &) = delete;
 
     const ggml_backend_dev_t dev;
     const ggml_backend_buffer_type_t buft;
@@ -48,8 +48,8 @@ class lctx_device_memory {
     uint64_t committed() const { return arena_->committed(); }
 
   protected:
-    lctx_device_memory(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, lctx_work & work);
-    ~lctx_device_memory() = default;
+    lctx_device_tensors(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, lctx_work & work);
+    ~lctx_device_tensors() = default;
 
     ggml_tensor * add(const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1);
     // The tensors get their memory; far: those in memory of the host that the device reads too. False when there is none. shrinks: as of

@@ -1,7 +1,11 @@
 // llama.cpp's log: what reaches stderr, and the error lines of this thread for *_error().
 #pragma once
 
+#include <cstdint>
 #include <string>
+
+// Let lines up to a level reach stderr, see lctx_log_set_level.
+void lctx_log_show(int32_t level);
 
 // Install the callback (once) and forget this thread's error lines.
 void lctx_log_begin();

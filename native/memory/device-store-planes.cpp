@@ -1,10 +1,10 @@
 // The planes of a store, and the memory that rows have in them.
-#include "kv-store.h"
+#include "device-store.h"
 
 #include <algorithm>
 
 // A plane is a line here.
-void lctx_kv_store::list_planes() {
+void lctx_device_store::list_planes() {
     using key = lctx_plane_key;
     using saved = lctx_plane_saved;
     using values = lctx_plane_values;
@@ -46,7 +46,7 @@ void lctx_kv_store::list_planes() {
     }
 }
 
-std::vector<const lctx_plane *> lctx_kv_store::row_planes() const {
+std::vector<const lctx_plane *> lctx_device_store::row_planes() const {
     std::vector<const lctx_plane *> found;
     for (const lctx_plane & plane : planes_) {
         if (plane.key == lctx_plane_key::page && plane.saved != lctx_plane_saved::never) {
@@ -56,7 +56,7 @@ std::vector<const lctx_plane *> lctx_kv_store::row_planes() const {
     return found;
 }
 
-uint64_t lctx_kv_store::n_entry(const lctx_plane & plane, const std::vector<int32_t> & n_pos) const {
+uint64_t lctx_device_store::n_entry(const lctx_plane & plane, const std::vector<int32_t> & n_pos) const {
     uint64_t n = 0;
     for (int32_t seq = 0; seq < shape_.n_seq; seq++) {
         if (plane.key == lctx_plane_key::cell) {
@@ -70,7 +70,7 @@ uint64_t lctx_kv_store::n_entry(const lctx_plane & plane, const std::vector<int3
     return n;
 }
 
-lctx_sizes lctx_kv_store::sizes(int32_t n_cell) const {
+lctx_sizes lctx_device_store::sizes(int32_t n_cell) const {
     const uint64_t n_row = (uint64_t)shape_.n_seq * n_head * lctx_kv_shape::n_block(n_cell) * LCTX_PAGE_ROWS;
     lctx_sizes s = {};
     s.other = bytes() + far_bytes();
@@ -89,7 +89,7 @@ lctx_sizes lctx_kv_store::sizes(int32_t n_cell) const {
 
 // f(tensor, from, end) for the bytes that rows [n_from, n_to) of a sequence take outside the pages, in whole pages of rows; false as
 // soon as f is.
-template <typename F> bool lctx_kv_store::each_row_range(int32_t seq, int32_t n_from, int32_t n_to, F && f) const {
+template <typename F> bool lctx_device_store::each_row_range(int32_t seq, int32_t n_from, int32_t n_to, F && f) const {
     const auto whole = [&](int32_t n) { return std::min(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, shape_.n_ctx); };
     const auto committed = [&](const lctx_plane & plane, int32_t head, int32_t n) {
         const int32_t n_cell = n == 0 || plane.key != lctx_plane_key::cell ? 0 : std::max(0, this->n_cell(seq, head, n));
@@ -106,7 +106,7 @@ template <typename F> bool lctx_kv_store::each_row_range(int32_t seq, int32_t n_
     return true;
 }
 
-std::string lctx_kv_store::commit_rows(int32_t seq, int32_t n_now, int32_t n_then) {
+std::string lctx_device_store::commit_rows(int32_t seq, int32_t n_now, int32_t n_then) {
     if (!commits()) {
         return "";
     }
@@ -115,7 +115,7 @@ std::string lctx_kv_store::commit_rows(int32_t seq, int32_t n_now, int32_t n_the
     return ok ? "" : no_memory();
 }
 
-void lctx_kv_store::return_rows(int32_t seq, int32_t n_then, int32_t n_now) {
+void lctx_device_store::return_rows(int32_t seq, int32_t n_then, int32_t n_now) {
     if (grain_ == 0) {
         return;
     }

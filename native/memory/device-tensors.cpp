@@ -1,6 +1,6 @@
-#include "device-memory.h"
+#include "device-tensors.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 
 #include <algorithm>
 #include <cstring>
@@ -23,7 +23,7 @@ ggml_type copied_as(size_t, size_t, size_t) {
 
 }  // namespace
 
-lctx_device_memory::lctx_device_memory(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, lctx_work & work)
+lctx_device_tensors::lctx_device_tensors(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, lctx_work & work)
     : dev(dev),
       buft(buft),
       is_host(buft == ggml_backend_cpu_buffer_type()),
@@ -32,23 +32,23 @@ lctx_device_memory::lctx_device_memory(ggml_backend_dev_t dev, ggml_backend_buff
     landing_ = is_host ? nullptr : add("lctx_landing", GGML_TYPE_I8, LANDING, 1);
 }
 
-ggml_tensor * lctx_device_memory::add(const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2, int64_t n3) {
+ggml_tensor * lctx_device_tensors::add(const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2, int64_t n3) {
     ggml_tensor * t = ggml_new_tensor_4d(ctx_.get(), type, n0, n1, n2, n3);
     ggml_set_name(t, name);
     return t;
 }
 
-std::string lctx_device_memory::name() const {
+std::string lctx_device_tensors::name() const {
     return std::string(ggml_backend_dev_name(dev)) + " (" + ggml_backend_dev_description(dev) + ")";
 }
 
-size_t lctx_device_memory::bytes() const {
+size_t lctx_device_tensors::bytes() const {
     size_t n = 0;
     each_tensor([&](const ggml_tensor * t) { n += ggml_nbytes(t); });
     return n - far_bytes();
 }
 
-size_t lctx_device_memory::far_bytes() const {
+size_t lctx_device_tensors::far_bytes() const {
     size_t n = 0;
     for (const ggml_tensor * t : far_tensors_) {
         n += ggml_nbytes(t);
@@ -56,26 +56,26 @@ size_t lctx_device_memory::far_bytes() const {
     return n;
 }
 
-bool lctx_device_memory::fits_a_buffer() const {
+bool lctx_device_tensors::fits_a_buffer() const {
     size_t size = 0;
     each_tensor([&](const ggml_tensor * t) { size += padded(t); });
     return size <= ggml_backend_buft_get_max_size(buft);
 }
 
-bool lctx_device_memory::is_far(const ggml_tensor * t) const {
+bool lctx_device_tensors::is_far(const ggml_tensor * t) const {
     return std::find(far_tensors_.begin(), far_tensors_.end(), t) != far_tensors_.end();
 }
 
 // Every tensor begins with a grain of its own.
-size_t lctx_device_memory::padded(const ggml_tensor * t) const {
+size_t lctx_device_tensors::padded(const ggml_tensor * t) const {
     return GGML_PAD(ggml_backend_buft_get_alloc_size(buft, t), std::max(grain_, ggml_backend_buft_get_alignment(buft)));
 }
 
-size_t lctx_device_memory::at(const ggml_tensor * t) const {
+size_t lctx_device_tensors::at(const ggml_tensor * t) const {
     return (char *)t->data - (char *)ggml_backend_buffer_get_base(arena_of(t).buffer());
 }
 
-bool lctx_device_memory::allocate(const std::vector<ggml_tensor *> & far, bool shrinks, bool dry) {
+bool lctx_device_tensors::allocate(const std::vector<ggml_tensor *> & far, bool shrinks, bool dry) {
     far_tensors_ = far;
     if (dry) {
         dry_.reset(ggml_backend_buft_alloc_buffer(buft, 0));
@@ -98,11 +98,11 @@ bool lctx_device_memory::allocate(const std::vector<ggml_tensor *> & far, bool s
     return true;
 }
 
-std::string lctx_device_memory::no_memory() const {
+std::string lctx_device_tensors::no_memory() const {
     return name() + " has no memory left for the KV cache: remove tokens, put fewer layers there, or use method=window";
 }
 
-void lctx_device_memory::attach(ggml_backend_sched_t sched) {
+void lctx_device_tensors::attach(ggml_backend_sched_t sched) {
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
         ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
         if (ggml_backend_get_device(backend) == dev) {
@@ -116,7 +116,7 @@ void lctx_device_memory::attach(ggml_backend_sched_t sched) {
 
 // ---- host and device ----
 
-void lctx_device_memory::wait() {
+void lctx_device_tensors::wait() {
     run_copies();
     if (!is_host && !is_idle_) {
         ggml_backend_synchronize(backend_);
@@ -125,18 +125,18 @@ void lctx_device_memory::wait() {
     }
 }
 
-void lctx_device_memory::read(const ggml_tensor * t, size_t offset, void * data, size_t size) {
+void lctx_device_tensors::read(const ggml_tensor * t, size_t offset, void * data, size_t size) {
     wait();
     ggml_backend_tensor_get(t, data, offset, size);
 }
 
-void lctx_device_memory::write(ggml_tensor * t, size_t offset, const void * data, size_t size) {
+void lctx_device_tensors::write(ggml_tensor * t, size_t offset, const void * data, size_t size) {
     wait();
     work_.n_sent += !is_host;
     ggml_backend_tensor_set(t, data, offset, size);
 }
 
-void lctx_device_memory::land(ggml_tensor * t, size_t offset, const void * data, size_t size) {
+void lctx_device_tensors::land(ggml_tensor * t, size_t offset, const void * data, size_t size) {
     constexpr size_t MOST = LANDING;
     if (!landing_ || !backend_ || is_far(t) || size == 0 || size > MOST || !commit(landing_, 0, MOST)) {
         return write(t, offset, data, size);
@@ -148,7 +148,7 @@ void lctx_device_memory::land(ggml_tensor * t, size_t offset, const void * data,
     landed_.insert(landed_.end(), (const uint8_t *)data, (const uint8_t *)data + size);
 }
 
-void lctx_device_memory::copy(ggml_tensor * t, size_t from, size_t to, size_t size) {
+void lctx_device_tensors::copy(ggml_tensor * t, size_t from, size_t to, size_t size) {
     if (is_host || is_far(t)) {
         wait();
         memcpy((char *)t->data + to, (const char *)t->data + from, size);
@@ -172,7 +172,7 @@ void lctx_add_node(ggml_cgraph * graph, ggml_tensor * node) {
 }
 
 // One graph for many copies: the device does not answer each of them.
-void lctx_device_memory::run_copies() {
+void lctx_device_tensors::run_copies() {
     constexpr size_t MOST = 4096;
     if (!landed_.empty()) {
         ggml_backend_tensor_set(landing_, landed_.data(), 0, landed_.size());

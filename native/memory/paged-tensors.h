@@ -4,15 +4,15 @@
 // order of the graphs.
 #pragma once
 
-#include "device-memory.h"
-#include "pages.h"
+#include "device-tensors.h"
+#include "page-numbers.h"
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
 // Block i of a head is its cells [64 i, 64 i + 64). Functions that return a string: why it cannot be, empty when it was done.
-class lctx_paged_memory : public lctx_device_memory {
+class lctx_paged_tensors : public lctx_device_tensors {
   public:
     int32_t page(int32_t seq, int32_t head, int32_t block) const;
     std::string take_page(int32_t seq, int32_t head, int32_t block);
@@ -25,7 +25,7 @@ class lctx_paged_memory : public lctx_device_memory {
     // Free pages belong to the device again, except those that the next rows need. Where a grain holds many pages, held ones move together
     // when too many free ones lie between them.
     void return_pages();
-    const lctx_pages & pages() const { return pages_; }
+    const lctx_page_numbers & pages() const { return pages_; }
     // A graph is about to run: the device has to know where the rows lie.
     void begin_graph();
 
@@ -33,9 +33,9 @@ class lctx_paged_memory : public lctx_device_memory {
     ggml_tensor * table = nullptr;  // [n_page_max, n_head, n_seq]
 
   protected:
-    lctx_paged_memory(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, lctx_work & work, int32_t n_head, int32_t n_page)
-        : lctx_device_memory(dev, buft, work), n_head(n_head), n_page_(n_page), pages_(n_page) {}
-    ~lctx_paged_memory() = default;
+    lctx_paged_tensors(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, lctx_work & work, int32_t n_head, int32_t n_page)
+        : lctx_device_tensors(dev, buft, work), n_head(n_head), n_page_(n_page), pages_(n_page) {}
+    ~lctx_paged_tensors() = default;
 
     // A pool of rows of n channels.
     ggml_tensor * add_pool(const char * name, ggml_type type, int64_t n);
@@ -53,7 +53,7 @@ class lctx_paged_memory : public lctx_device_memory {
     void pack_pages(int32_t n_keep);
 
     const int32_t n_page_;
-    lctx_pages pages_;
+    lctx_page_numbers pages_;
     std::vector<ggml_tensor *> pools_;
     int32_t n_promised_ = 0;
     int32_t * table_ = nullptr;    // where the host keeps the table: its tensor on the CPU

@@ -2,7 +2,7 @@
 // evaluation callback.
 #pragma once
 
-#include "lctx.h"
+#include "../base/counts.h"
 
 #include <cstddef>
 #include <cstdint>

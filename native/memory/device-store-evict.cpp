@@ -1,24 +1,24 @@
 // Keeps what the heads of a store hold, and evicts: one graph on the device, whose only answer is how many rows are
 // gone.
-#include "kv-store.h"
+#include "device-store.h"
 
 #include "ggml-cpu.h"
 
 #include <algorithm>
 
-size_t lctx_kv_store::held_offset(int32_t seq, int32_t head, int32_t plane) const {
+size_t lctx_device_store::held_offset(int32_t seq, int32_t head, int32_t plane) const {
     const size_t index = (size_t)seq * n_head + head, n_header = (size_t)shape_.n_seq * n_head * lctx_held::HEADER;
     const size_t i = plane < 0 ? index * lctx_held::HEADER : n_header + (index * lctx_held::PLANES + plane) * shape_.n_ctx;
     return i * sizeof(int32_t);
 }
 
-std::vector<int32_t> lctx_kv_store::headers(int32_t seq) {
+std::vector<int32_t> lctx_device_store::headers(int32_t seq) {
     std::vector<int32_t> values((size_t)n_head * lctx_held::HEADER);
     read(held, held_offset(seq, 0, -1), values.data(), values.size() * sizeof(int32_t));
     return values;
 }
 
-void lctx_kv_store::set_headers(int32_t seq, int32_t dense_from, int32_t undo_from) {
+void lctx_device_store::set_headers(int32_t seq, int32_t dense_from, int32_t undo_from) {
     if (!held) {
         return;
     }
@@ -32,20 +32,20 @@ void lctx_kv_store::set_headers(int32_t seq, int32_t dense_from, int32_t undo_fr
     write(held, held_offset(seq, 0, -1), values.data(), values.size() * sizeof(int32_t));
 }
 
-void lctx_kv_store::forget_evictions(int32_t seq) {
+void lctx_device_store::forget_evictions(int32_t seq) {
     for (int32_t head = 0; head < n_head; head++) {
         gone(seq, head) = 0;
     }
     set_headers(seq, 0, -1);
 }
 
-void lctx_kv_store::copy_headers(int32_t src, int32_t dst) {
+void lctx_device_store::copy_headers(int32_t src, int32_t dst) {
     if (held) {
         copy(held, held_offset(src, 0, -1), held_offset(dst, 0, -1), (size_t)n_head * lctx_held::HEADER * sizeof(int32_t));
     }
 }
 
-void lctx_kv_store::take_votes_back(int32_t seq, int32_t n_pos) {
+void lctx_device_store::take_votes_back(int32_t seq, int32_t n_pos) {
     const std::vector<int32_t> values = headers(seq);
     for (int32_t head = 0; head < n_head; head++) {
         const lctx_held h = {const_cast<int32_t *>(&values[(size_t)head * lctx_held::HEADER]), nullptr, 0};
@@ -62,7 +62,7 @@ ggml_tensor * lctx_evict_layer(ggml_context * ctx, const lctx_layer & layer, ggm
 }
 
 // One node per layer, on tensors of this store only: it can run whenever nothing else does. The last one gathers the counts.
-void lctx_kv_store::prepare_eviction(int32_t n_threads) {
+void lctx_device_store::prepare_eviction(int32_t n_threads) {
     const size_t n_node = layers_.size() + 1;
     evict_ctx_.reset(ggml_init({n_node * 8 * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_node, false), nullptr, true}));
     evict_graph_ = ggml_new_graph_custom(evict_ctx_.get(), n_node, false);
@@ -82,7 +82,7 @@ void lctx_kv_store::prepare_eviction(int32_t n_threads) {
     }
 }
 
-bool lctx_kv_store::evict(const std::vector<int32_t> & due, int32_t n_threads) {
+bool lctx_device_store::evict(const std::vector<int32_t> & due, int32_t n_threads) {
     if (!evict_graph_) {
         prepare_eviction(n_threads);
     }
@@ -109,7 +109,7 @@ bool lctx_kv_store::evict(const std::vector<int32_t> & due, int32_t n_threads) {
 }
 
 // Pages and cells after the rows that stayed are free.
-void lctx_kv_store::shrink(int32_t seq, int32_t head, int32_t n_before, int32_t n_left) {
+void lctx_device_store::shrink(int32_t seq, int32_t head, int32_t n_before, int32_t n_left) {
     const auto whole = [&](int32_t n) { return std::min(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, shape_.n_ctx); };
     drop_pages(seq, head, lctx_kv_shape::n_block(n_left), lctx_kv_shape::n_block(n_before));
     for (const lctx_plane & plane : planes_) {

@@ -1,9 +1,9 @@
 #include "mtp.h"
 
+#include "../base/refusal.h"
 #include "llama-context.h"
 #include "llama-ext.h"
 #include "llama-model.h"
-#include "refusal.h"
 
 #include <algorithm>
 #include <string>

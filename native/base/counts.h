@@ -59,4 +59,13 @@ typedef struct lctx_work {
     int64_t n_sent;       // copies of rows and lists to a device, as of a state that is restored
 } lctx_work;
 
+// Shape of a record of the chunks that were read (lctx_trace_get).
+typedef struct lctx_trace_info {
+    int32_t n_query;  // queries recorded
+    int32_t n_layer;
+    int32_t n_head;  // largest over the layers
+    int32_t n_read;  // chunks that a query reads at most
+    int32_t chunk_size;
+} lctx_trace_info;
+
 // [cdef end]

@@ -19,4 +19,7 @@ struct lctx_pending {
     std::vector<lctx_claimed> layers;  // taken so far
 };
 
-lctx_pending & lctx_pending_settings();
+inline lctx_pending & lctx_pending_settings() {
+    static thread_local lctx_pending pending;
+    return pending;
+}

@@ -4,9 +4,9 @@
 // The host has counts, the device has the rows: after an eviction, its counts come back.
 #pragma once
 
-#include "../counts.h"
+#include "../base/counts.h"
 #include "../ops/ops.h"
-#include "paged-memory.h"
+#include "paged-tensors.h"
 #include "planes.h"
 
 #include <memory>
@@ -66,11 +66,11 @@ struct lctx_layer_heads {
     int32_t first_query, n_query;  // query heads
 };
 
-class lctx_kv_store final : public lctx_paged_memory {
+class lctx_device_store final : public lctx_paged_tensors {
   public:
     // Only the tensors; nothing is allocated. work: where entries of block tables are counted.
-    lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
-                  const std::vector<lctx_layer_heads> & layers, lctx_work & work);
+    lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
+                      const std::vector<lctx_layer_heads> & layers, lctx_work & work);
 
     // False when the device refuses. dry: give the tensors a buffer without memory, for graphs that are never run.
     bool allocate(bool dry);

@@ -1,6 +1,5 @@
 #include "log.h"
 
-#include "lctx.h"
 #include "llama.h"
 
 #include <atomic>
@@ -60,7 +59,7 @@ std::string lctx_log_errors(const char * fallback) {
     return text.empty() ? fallback : text;
 }
 
-void lctx_log_set_level(int32_t level) {
+void lctx_log_show(int32_t level) {
     shown_level = level;
     llama_log_set(on_log, nullptr);
 }

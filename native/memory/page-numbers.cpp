@@ -1,10 +1,10 @@
-#include "pages.h"
+#include "page-numbers.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <functional>
 
-int32_t lctx_pages::take() {
+int32_t lctx_page_numbers::take() {
     int32_t page = -1;
     for (std::vector<int32_t> * list : {&warm, &cold}) {
         if (page < 0 && !list->empty()) {
@@ -20,13 +20,13 @@ int32_t lctx_pages::take() {
     return page;
 }
 
-void lctx_pages::give_back(int32_t page) {
+void lctx_page_numbers::give_back(int32_t page) {
     if (--pages[page].n_owner == 0) {
         warm.push_back(page);
     }
 }
 
-void lctx_pages::cool(int32_t n_keep, int32_t n_reach, const std::function<void(int32_t, int32_t)> & f) {
+void lctx_page_numbers::cool(int32_t n_keep, int32_t n_reach, const std::function<void(int32_t, int32_t)> & f) {
     if ((int32_t)warm.size() <= n_keep) {
         return;
     }
@@ -56,7 +56,7 @@ void lctx_pages::cool(int32_t n_keep, int32_t n_reach, const std::function<void(
     std::inplace_merge(cold.begin(), cold.begin() + n_before, cold.end(), std::greater<>());
 }
 
-int32_t lctx_pages::n_stuck(int32_t n_run) const {
+int32_t lctx_page_numbers::n_stuck(int32_t n_run) const {
     const auto n_all = (int32_t)pages.size();
     int32_t n = 0;
     for (int32_t first = 0; first < n_all; first += n_run) {
@@ -68,7 +68,7 @@ int32_t lctx_pages::n_stuck(int32_t n_run) const {
     return n;
 }
 
-void lctx_pages::pack(int32_t n_keep, const std::function<bool(int32_t, int32_t)> & f) {
+void lctx_page_numbers::pack(int32_t n_keep, const std::function<bool(int32_t, int32_t)> & f) {
     const auto n_all = (int32_t)pages.size();
     int32_t to = 0;
     for (int32_t from = std::min(n_all, n_held() + n_keep); from < n_all; from++) {

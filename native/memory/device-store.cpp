@@ -1,6 +1,6 @@
-#include "kv-store.h"
+#include "device-store.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 
 #include <algorithm>
 
@@ -18,9 +18,9 @@ int32_t n_page(const lctx_kv_shape & shape, int32_t n_head) {
 
 }  // namespace
 
-lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
-                             const std::vector<lctx_layer_heads> & layers, lctx_work & work)
-    : lctx_paged_memory(dev, buft, work, layers.back().first + layers.back().n, n_page(shape, layers.back().first + layers.back().n)),
+lctx_device_store::lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
+                                     const std::vector<lctx_layer_heads> & layers, lctx_work & work)
+    : lctx_paged_tensors(dev, buft, work, layers.back().first + layers.back().n, n_page(shape, layers.back().first + layers.back().n)),
       n_query_head(layers.back().first_query + layers.back().n_query),
       shape_(shape),
       layers_(layers),
@@ -64,9 +64,9 @@ lctx_kv_store::lctx_kv_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t 
     list_planes();
 }
 
-bool lctx_kv_store::allocate(bool dry) {
+bool lctx_device_store::allocate(bool dry) {
     const std::vector<ggml_tensor *> far = k_staged ? std::vector<ggml_tensor *>{k_pool, v_pool} : std::vector<ggml_tensor *>();
-    if (!lctx_device_memory::allocate(far, shape_.shrinks, dry)) {
+    if (!lctx_device_tensors::allocate(far, shape_.shrinks, dry)) {
         return false;
     }
     if (dry) {
@@ -88,7 +88,7 @@ bool lctx_kv_store::allocate(bool dry) {
     return ok;
 }
 
-lctx_layer lctx_kv_store::layer(ggml_context * ctx, const lctx_layer_heads & heads) const {
+lctx_layer lctx_device_store::layer(ggml_context * ctx, const lctx_layer_heads & heads) const {
     // heads of the layer in a tensor [*, *, heads, n_seq]
     const auto rows = [&](ggml_tensor * t, int64_t first, int64_t n) {
         return t ? ggml_view_4d(ctx, t, t->ne[0], t->ne[1], n, t->ne[3], t->nb[1], t->nb[2], t->nb[3], first * t->nb[2]) : nullptr;

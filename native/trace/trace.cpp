@@ -1,8 +1,8 @@
 #include "trace.h"
 
-#include "firewall.h"
+#include "../base/firewall.h"
+#include "../ops/ops.h"
 #include "ggml-backend.h"
-#include "ops/ops.h"
 
 #include <algorithm>
 #include <cstdlib>

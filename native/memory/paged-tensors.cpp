@@ -1,4 +1,4 @@
-#include "paged-memory.h"
+#include "paged-tensors.h"
 
 #include "../ops/ops.h"
 
@@ -7,34 +7,34 @@
 
 constexpr int32_t MOST_STUCK = 32;  // one free page per this many held ones may keep its memory
 
-ggml_tensor * lctx_paged_memory::add_pool(const char * name, ggml_type type, int64_t n) {
+ggml_tensor * lctx_paged_tensors::add_pool(const char * name, ggml_type type, int64_t n) {
     pools_.push_back(add(name, type, n, (int64_t)n_page_ * LCTX_PAGE_ROWS));
     return pools_.back();
 }
 
-void lctx_paged_memory::clear_table() {
+void lctx_paged_tensors::clear_table() {
     const size_t n_entry = ggml_nelements(table);
     copy_.resize(is_host ? 0 : n_entry);
     table_ = is_host ? (int32_t *)table->data : copy_.data();
     std::fill_n(table_, n_entry, -1);
 }
 
-size_t lctx_paged_memory::entry(int32_t seq, int32_t head, int32_t block) const {
+size_t lctx_paged_tensors::entry(int32_t seq, int32_t head, int32_t block) const {
     return ((size_t)seq * n_head + head) * table->ne[0] + block;
 }
 
-int32_t lctx_paged_memory::page(int32_t seq, int32_t head, int32_t block) const {
+int32_t lctx_paged_tensors::page(int32_t seq, int32_t head, int32_t block) const {
     work_.n_table++;
     return table_[entry(seq, head, block)];
 }
 
 // The device need not know which pages were dropped: no row there is read again.
-void lctx_paged_memory::set_page(int32_t seq, int32_t head, int32_t block, int32_t page) {
+void lctx_paged_tensors::set_page(int32_t seq, int32_t head, int32_t block, int32_t page) {
     work_.n_table++;
     set_entry(entry(seq, head, block), page);
 }
 
-void lctx_paged_memory::set_entry(size_t i, int32_t page) {
+void lctx_paged_tensors::set_entry(size_t i, int32_t page) {
     table_[i] = page;
     if (!is_host && page >= 0) {
         changed_.push_back(i);
@@ -43,7 +43,7 @@ void lctx_paged_memory::set_entry(size_t i, int32_t page) {
 
 // Entries that follow each other go together, and the same of heads that follow each other in one call. Graphs that run read what was
 // there, those that follow what comes: the host does not wait.
-void lctx_paged_memory::upload_table() {
+void lctx_paged_tensors::upload_table() {
     if (changed_.empty()) {
         return;
     }
@@ -69,7 +69,7 @@ void lctx_paged_memory::upload_table() {
     changed_.clear();
 }
 
-bool lctx_paged_memory::commit_page(int32_t page) {
+bool lctx_paged_tensors::commit_page(int32_t page) {
     bool ok = true;
     for (const ggml_tensor * pool : pools_) {
         const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
@@ -78,14 +78,14 @@ bool lctx_paged_memory::commit_page(int32_t page) {
     return ok;
 }
 
-void lctx_paged_memory::copy_page(int32_t from, int32_t to) {
+void lctx_paged_tensors::copy_page(int32_t from, int32_t to) {
     for (ggml_tensor * pool : pools_) {
         const size_t size = LCTX_PAGE_ROWS * pool->nb[1];
         copy(pool, from * size, to * size, size);
     }
 }
 
-std::string lctx_paged_memory::take_page(int32_t seq, int32_t head, int32_t block) {
+std::string lctx_paged_tensors::take_page(int32_t seq, int32_t head, int32_t block) {
     const int32_t fresh = pages_.take();
     if (fresh < 0) {
         return "the page pool is empty";
@@ -99,7 +99,7 @@ std::string lctx_paged_memory::take_page(int32_t seq, int32_t head, int32_t bloc
     return "";
 }
 
-std::string lctx_paged_memory::own_page(int32_t seq, int32_t head, int32_t block) {
+std::string lctx_paged_tensors::own_page(int32_t seq, int32_t head, int32_t block) {
     const int32_t old = page(seq, head, block);
     if (old < 0 || !pages_.is_shared(old)) {
         return "";
@@ -113,7 +113,7 @@ std::string lctx_paged_memory::own_page(int32_t seq, int32_t head, int32_t block
     return "";
 }
 
-void lctx_paged_memory::share_pages(int32_t src, int32_t dst, int32_t head, int32_t n_block) {
+void lctx_paged_tensors::share_pages(int32_t src, int32_t dst, int32_t head, int32_t n_block) {
     for (int32_t block = 0; block < n_block; block++) {
         const int32_t p = page(src, head, block);
         set_page(dst, head, block, p);
@@ -123,7 +123,7 @@ void lctx_paged_memory::share_pages(int32_t src, int32_t dst, int32_t head, int3
     }
 }
 
-void lctx_paged_memory::drop_pages(int32_t seq, int32_t head, int32_t first, int32_t end) {
+void lctx_paged_tensors::drop_pages(int32_t seq, int32_t head, int32_t first, int32_t end) {
     for (int32_t block = first; block < end; block++) {
         const int32_t p = page(seq, head, block);
         if (p >= 0) {
@@ -134,7 +134,7 @@ void lctx_paged_memory::drop_pages(int32_t seq, int32_t head, int32_t first, int
 }
 
 // They are taken and given back in such an order that they are taken next.
-std::string lctx_paged_memory::promise_pages(int32_t n) {
+std::string lctx_paged_tensors::promise_pages(int32_t n) {
     bool ok = true;
     std::vector<int32_t> taken;
     for (int32_t page = 0; ok && (int32_t)taken.size() < n && (page = pages_.take()) >= 0;) {
@@ -147,7 +147,7 @@ std::string lctx_paged_memory::promise_pages(int32_t n) {
 }
 
 // A shared page moves for all its readers.
-void lctx_paged_memory::pack_pages(int32_t n_keep) {
+void lctx_paged_tensors::pack_pages(int32_t n_keep) {
     std::vector<std::pair<int32_t, int32_t>> moves;  // in rising order of their first
     pages_.pack(n_keep, [&](int32_t from, int32_t to) {
         if (!commit_page(to)) {
@@ -165,7 +165,7 @@ void lctx_paged_memory::pack_pages(int32_t n_keep) {
     }
 }
 
-void lctx_paged_memory::return_pages() {
+void lctx_paged_tensors::return_pages() {
     if (grain_ == 0) {
         return;
     }
@@ -184,7 +184,7 @@ void lctx_paged_memory::return_pages() {
     });
 }
 
-void lctx_paged_memory::begin_graph() {
+void lctx_paged_tensors::begin_graph() {
     run_copies();
     upload_table();
     is_idle_ = false;

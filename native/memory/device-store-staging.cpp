@@ -1,7 +1,7 @@
 // Units that lie close while the pools are in memory of the host (ops/staging.h).
-#include "kv-store.h"
+#include "device-store.h"
 
-void lctx_kv_store::init_staging() {
+void lctx_device_store::init_staging() {
     if (!staging) {
         return;
     }
@@ -13,7 +13,7 @@ void lctx_kv_store::init_staging() {
     }
 }
 
-void lctx_kv_store::forget_staged(int32_t seq) {
+void lctx_device_store::forget_staged(int32_t seq) {
     if (!staging) {
         return;
     }
@@ -31,7 +31,7 @@ void lctx_kv_store::forget_staged(int32_t seq) {
     ggml_backend_tensor_memset(staging_table, 0xff, seq * staging_table->nb[2], staging_table->nb[2]);
 }
 
-lctx_offload_info lctx_kv_store::offload() {
+lctx_offload_info lctx_device_store::offload() {
     lctx_offload_info info = {};
     if (!staging) {
         return info;

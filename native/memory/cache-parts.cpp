@@ -1,18 +1,18 @@
-#include "kv.h"
+#include "cache-parts.h"
 
 #include "llama-cparams.h"
 #include "plane-runs.h"
 
-lctx_kv::lctx_kv(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                 const std::vector<lctx_claimed> & layers, const lctx_method & method, uint32_t n_ctx, uint64_t kv_limit,
-                 uint64_t kv_offload)
+lctx_cache_parts::lctx_cache_parts(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
+                                   const std::vector<lctx_claimed> & layers, const lctx_method & method, uint32_t n_ctx, uint64_t kv_limit,
+                                   uint64_t kv_offload)
     : rope{cparams.rope_freq_base, cparams.rope_freq_scale, cparams.yarn_ext_factor, cparams.yarn_attn_factor,
            cparams.yarn_beta_fast, cparams.yarn_beta_slow,  cparams.n_ctx_orig_yarn},
       placement(model, params, layers, method, lctx_kv_sizes(n_ctx, cparams), cparams.offload_kqv, kv_offload),
       seqs(placement),
       blocks(placement, seqs, kv_limit) {}
 
-void lctx_kv::truncate(int32_t seq, int32_t n_pos) {
+void lctx_cache_parts::truncate(int32_t seq, int32_t n_pos) {
     take_votes_back(seq, n_pos);
     blocks.cut(seq, n_pos);
     seqs.forget_beyond(seq);
@@ -27,7 +27,7 @@ void lctx_kv::truncate(int32_t seq, int32_t n_pos) {
     }
 }
 
-void lctx_kv::take_votes_back(int32_t seq, int32_t n_pos) {
+void lctx_cache_parts::take_votes_back(int32_t seq, int32_t n_pos) {
     if (seqs.take_votes_back(seq, n_pos)) {
         for (const auto & store : placement.stores()) {
             store->take_votes_back(seq, n_pos);
@@ -35,7 +35,7 @@ void lctx_kv::take_votes_back(int32_t seq, int32_t n_pos) {
     }
 }
 
-std::string lctx_kv::copy(int32_t src, int32_t dst, int32_t n_pos) {
+std::string lctx_cache_parts::copy(int32_t src, int32_t dst, int32_t n_pos) {
     truncate(dst, 0);
     if (n_pos == 0) {
         return "";
@@ -56,7 +56,7 @@ std::string lctx_kv::copy(int32_t src, int32_t dst, int32_t n_pos) {
     return "";
 }
 
-void lctx_kv::index_rows(int32_t seq, int32_t first, int32_t end) const {
+void lctx_cache_parts::index_rows(int32_t seq, int32_t first, int32_t end) const {
     for (const auto & store : placement.stores()) {
         store->index_rows(seq, first, end, placement.sizes().n_threads);
     }

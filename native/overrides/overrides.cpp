@@ -1,8 +1,8 @@
 #include "overrides.h"
 
-#include "chat/nesting.h"
+#include "../base/refusal.h"
+#include "../chat/nesting.h"
 #include "ggml-backend.h"
-#include "refusal.h"
 
 #include <cstring>
 #include <map>

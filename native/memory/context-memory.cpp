@@ -1,4 +1,4 @@
-#include "memory.h"
+#include "context-memory.h"
 
 #include "llama-impl.h"
 
@@ -16,7 +16,8 @@ size_t within_bytes(int32_t n_checkpoint, uint64_t each) {
 
 }  // namespace
 
-lctx_memory::lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_foreign_memory> foreign, int32_t n_checkpoint)
+lctx_context_memory::lctx_context_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_foreign_memory> foreign,
+                                         int32_t n_checkpoint)
     : cache_(std::move(cache)),
       foreign_(std::move(foreign)),
       n_checkpoint_(foreign_ ? within_bytes(n_checkpoint, foreign_bytes()) : 0),
@@ -24,7 +25,7 @@ lctx_memory::lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<l
 
 // ---- sequences ----
 
-void lctx_memory::clear(bool data) {
+void lctx_context_memory::clear(bool data) {
     cache_->clear();
     if (foreign_) {
         foreign_->memory().clear(data);
@@ -32,13 +33,13 @@ void lctx_memory::clear(bool data) {
     std::fill(checkpoints_.begin(), checkpoints_.end(), std::vector<saved>());
 }
 
-const lctx_memory::saved * lctx_memory::find_checkpoint(int32_t seq, int32_t p) const {
+const lctx_context_memory::saved * lctx_context_memory::find_checkpoint(int32_t seq, int32_t p) const {
     const auto & all = checkpoints_[seq];
     const auto it = std::find_if(all.begin(), all.end(), [&](const saved & s) { return s.pos == p; });
     return it == all.end() ? nullptr : &*it;
 }
 
-std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
+std::string lctx_context_memory::why_not_back_to(int32_t seq, int32_t p) const {
     const std::string why = cache_->sequences().why_not_back_to(seq, p);
     if (!why.empty() || !foreign_ || foreign_->can_go_back(seq, p) || find_checkpoint(seq, p)) {
         return why;
@@ -47,7 +48,7 @@ std::string lctx_memory::why_not_back_to(int32_t seq, int32_t p) const {
            ": there is no checkpoint; evaluate the prefix again";
 }
 
-void lctx_memory::empty(int32_t seq) {
+void lctx_context_memory::empty(int32_t seq) {
     cache_->truncate(seq, 0);
     if (foreign_) {
         foreign_->remove(seq, 0);
@@ -56,7 +57,7 @@ void lctx_memory::empty(int32_t seq) {
 }
 
 // Make dst, whose rows in the cache are there, end at the checkpoint of src; false, and dst is empty, when llama.cpp cannot read it.
-bool lctx_memory::restore(int32_t src, int32_t dst, int32_t p) {
+bool lctx_context_memory::restore(int32_t src, int32_t dst, int32_t p) {
     try {
         foreign_->restore(src, dst, p, *find_checkpoint(src, p)->bytes);
         return true;
@@ -67,7 +68,7 @@ bool lctx_memory::restore(int32_t src, int32_t dst, int32_t p) {
 }
 
 // why_not_back_to has nothing against it.
-bool lctx_memory::cut(int32_t seq, int32_t p) {
+bool lctx_context_memory::cut(int32_t seq, int32_t p) {
     if (p == 0) {
         empty(seq);
         return true;
@@ -86,7 +87,7 @@ bool lctx_memory::cut(int32_t seq, int32_t p) {
     return true;
 }
 
-bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+bool lctx_context_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     if (seq_id < 0) {
         bool done = true;
         for (int32_t seq = 0; seq < cache_->sequences().size(); seq++) {
@@ -113,7 +114,7 @@ bool lctx_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     return cut(seq_id, p0);
 }
 
-int32_t lctx_memory::restorable(int32_t seq, int32_t n) const {
+int32_t lctx_context_memory::restorable(int32_t seq, int32_t n) const {
     const int32_t most = cache_->restorable(seq, n);
     if (!foreign_ || most == 0 || most == cache_->sequences().n_pos(seq) || foreign_->can_go_back(seq, most)) {
         return most;
@@ -127,13 +128,13 @@ int32_t lctx_memory::restorable(int32_t seq, int32_t n) const {
     return 0;
 }
 
-void lctx_memory::withdraw(int32_t seq, int32_t n_pos) {
+void lctx_context_memory::withdraw(int32_t seq, int32_t n_pos) {
     if (!seq_rm(seq, n_pos, -1)) {
         seq_rm(seq, restorable(seq, n_pos), -1);
     }
 }
 
-bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
+bool lctx_context_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
     const bool known = src >= 0 && src < cache_->sequences().size();
     n_pos = !known ? 0 : n_pos < 0 ? cache_->sequences().n_pos(src) : std::min(n_pos, cache_->sequences().n_pos(src));
     const bool whole = known && n_pos == cache_->sequences().n_pos(src);
@@ -161,7 +162,7 @@ bool lctx_memory::copy(int32_t src, int32_t dst, int32_t n_pos) {
     return true;
 }
 
-void lctx_memory::checkpoint(int32_t seq) {
+void lctx_context_memory::checkpoint(int32_t seq) {
     const int32_t n_pos = cache_->sequences().n_pos(seq);
     auto & all = checkpoints_[seq];
     if (!foreign_ || n_pos == 0 || (!all.empty() && all.back().pos == n_pos)) {
@@ -179,7 +180,7 @@ void lctx_memory::checkpoint(int32_t seq) {
     }
 }
 
-void lctx_memory::seq_cp(llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1) {
+void lctx_context_memory::seq_cp(llama_seq_id src, llama_seq_id dst, llama_pos p0, llama_pos p1) {
     if (p0 > 0) {
         cache_->break_with("seq_cp copies a sequence from its beginning, not from position " + std::to_string(p0));
     } else if (!copy(src, dst, p1)) {
@@ -187,7 +188,7 @@ void lctx_memory::seq_cp(llama_seq_id src, llama_seq_id dst, llama_pos p0, llama
     }
 }
 
-void lctx_memory::seq_keep(llama_seq_id seq_id) {
+void lctx_context_memory::seq_keep(llama_seq_id seq_id) {
     for (int32_t seq = 0; seq < cache_->sequences().size(); seq++) {
         if (seq != seq_id) {
             empty(seq);
@@ -195,32 +196,32 @@ void lctx_memory::seq_keep(llama_seq_id seq_id) {
     }
 }
 
-void lctx_memory::seq_add(llama_seq_id, llama_pos p0, llama_pos p1, llama_pos shift) {
+void lctx_context_memory::seq_add(llama_seq_id, llama_pos p0, llama_pos p1, llama_pos shift) {
     if (shift != 0 && p0 != p1) {
         cache_->break_with("seq_add is not available for a context with a method: positions are the method's business");
     }
 }
 
-void lctx_memory::seq_div(llama_seq_id, llama_pos p0, llama_pos p1, int d) {
+void lctx_context_memory::seq_div(llama_seq_id, llama_pos p0, llama_pos p1, int d) {
     if (d != 1 && p0 != p1) {
         cache_->break_with("seq_div is not available for a context with a method: positions are the method's business");
     }
 }
 
-llama_pos lctx_memory::seq_pos_min(llama_seq_id seq_id) const {
+llama_pos lctx_context_memory::seq_pos_min(llama_seq_id seq_id) const {
     if (seq_pos_max(seq_id) < 0) {
         return -1;
     }
     return foreign_ ? std::max(0, foreign_->memory().seq_pos_min(seq_id)) : 0;
 }
 
-llama_pos lctx_memory::seq_pos_max(llama_seq_id seq_id) const {
+llama_pos lctx_context_memory::seq_pos_max(llama_seq_id seq_id) const {
     return seq_id >= 0 && seq_id < cache_->sequences().size() ? cache_->sequences().n_pos(seq_id) - 1 : -1;
 }
 
 // ---- states ----
 
-void lctx_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const {
+void lctx_context_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const {
     if (flags != 0 && !(foreign_ && flags == LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
         throw lctx_refusal("partial and on-device states are not available for this context with a method");
     }
@@ -232,7 +233,7 @@ void lctx_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_
     }
 }
 
-void lctx_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
+void lctx_context_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
     if (flags != 0 && !(foreign_ && flags == LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)) {
         throw lctx_refusal("partial and on-device states are not available for this context with a method");
     }
@@ -245,7 +246,7 @@ void lctx_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_st
 }
 
 // Of a sequence, or all, at the positions where the cache is; empty when that fails.
-void lctx_memory::read_foreign(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags) {
+void lctx_context_memory::read_foreign(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags) {
     const int32_t first = std::max(seq_id, 0), end = seq_id < 0 ? cache_->sequences().size() : seq_id + 1;
     for (int32_t seq = first; flags == 0 && seq < end; seq++) {
         checkpoints_[seq].clear();
@@ -262,7 +263,7 @@ void lctx_memory::read_foreign(llama_io_read_i & io, int32_t seq_id, llama_state
 }
 
 // Append what `read` reads to a sequence, as a whole or not at all.
-void lctx_memory::append(int32_t seq, const std::function<void()> & read) {
+void lctx_context_memory::append(int32_t seq, const std::function<void()> & read) {
     const int32_t n_pos = cache_->sequences().n_pos(seq);
     try {
         read();
@@ -272,41 +273,41 @@ void lctx_memory::append(int32_t seq, const std::function<void()> & read) {
     }
 }
 
-void lctx_memory::slice_read(lctx_state_reader & io, int32_t seq) {
+void lctx_context_memory::slice_read(lctx_state_reader & io, int32_t seq) {
     append(seq, [&] { cache_->slice_read(io, seq); });
 }
 
-void lctx_memory::slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
+void lctx_context_memory::slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
     if (foreign_) {
         throw lctx_refusal("windows and recurrent states of a text cannot be placed elsewhere: this model reads it in its place");
     }
     append(seq, [&] { cache_->slice_insert(io, seq, skip, n); });
 }
 
-bool lctx_memory::drop(int32_t seq, int32_t first, int32_t end) {
+bool lctx_context_memory::drop(int32_t seq, int32_t first, int32_t end) {
     return foreign_ ? cache_->refuse("rows cannot leave the middle of a sequence whose windows or recurrent states have read them")
                     : cache_->drop(seq, first, end);
 }
 
-void lctx_memory::require_foreign() const {
+void lctx_context_memory::require_foreign() const {
     if (!foreign_) {
         throw lctx_refusal("this context has neither windows nor recurrent states");
     }
 }
 
-void lctx_memory::write_foreign(llama_io_write_i & io, int32_t seq) const {
+void lctx_context_memory::write_foreign(llama_io_write_i & io, int32_t seq) const {
     require_foreign();
     foreign_->memory().state_write(io, seq, 0);
 }
 
-void lctx_memory::read_foreign(llama_io_read_i & io, int32_t seq) {
+void lctx_context_memory::read_foreign(llama_io_read_i & io, int32_t seq) {
     require_foreign();
     read_foreign(io, seq, 0);
 }
 
 // ---- sizes ----
 
-std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() const {
+std::map<ggml_backend_buffer_type_t, size_t> lctx_context_memory::memory_breakdown() const {
     auto bytes = cache_->placement().memory_breakdown();
     if (foreign_) {
         for (const auto & [buft, n] : foreign_->memory().memory_breakdown()) {
@@ -316,7 +317,7 @@ std::map<ggml_backend_buffer_type_t, size_t> lctx_memory::memory_breakdown() con
     return bytes;
 }
 
-void lctx_memory::each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const {
+void lctx_context_memory::each_size(const std::function<void(ggml_backend_dev_t, const lctx_sizes &)> & f) const {
     cache_->blocks().each_size(f);
     if (!foreign_) {
         return;
@@ -332,7 +333,7 @@ void lctx_memory::each_size(const std::function<void(ggml_backend_dev_t, const l
     f(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), checkpoints);
 }
 
-uint64_t lctx_memory::foreign_bytes() const {
+uint64_t lctx_context_memory::foreign_bytes() const {
     uint64_t n = 0;
     if (foreign_) {
         for (const auto & [buft, bytes] : foreign_->memory().memory_breakdown()) {
@@ -342,7 +343,7 @@ uint64_t lctx_memory::foreign_bytes() const {
     return n;
 }
 
-uint64_t lctx_memory::checkpoint_bytes() const {
+uint64_t lctx_context_memory::checkpoint_bytes() const {
     uint64_t n = 0;
     for (const auto & all : checkpoints_) {
         for (const saved & s : all) {

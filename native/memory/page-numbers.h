@@ -5,9 +5,9 @@
 #include <functional>
 #include <vector>
 
-class lctx_pages {
+class lctx_page_numbers {
   public:
-    explicit lctx_pages(int32_t n_total = 0) : n_total(n_total) {}
+    explicit lctx_page_numbers(int32_t n_total = 0) : n_total(n_total) {}
 
     // A free page with one owner; -1 when there is none. Of those freed before, the last first: its memory is still there. Of cold ones the
     // first.

@@ -12,10 +12,10 @@
 #include <memory>
 #include <vector>
 
-class lctx_memory final : public llama_memory_i {
+class lctx_context_memory final : public llama_memory_i {
   public:
     // foreign: nullptr when all layers with a memory are in the cache. n_checkpoint: most that a sequence keeps, if their bytes are few.
-    lctx_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_foreign_memory> foreign, int32_t n_checkpoint);
+    lctx_context_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_foreign_memory> foreign, int32_t n_checkpoint);
 
     lctx_kv_cache & cache() const { return *cache_; }
     bool has_foreign() const { return foreign_ != nullptr; }
@@ -37,7 +37,7 @@ class lctx_memory final : public llama_memory_i {
     void state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const override;
     void state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) override;
 
-    // Slices of a sequence, and its windows and recurrent states at its end (slices.h). They throw lctx_refusal; then the sequence ends
+    // Slices of a sequence, and its windows and recurrent states at its end (slice.h). They throw lctx_refusal; then the sequence ends
     // where it did, or is empty after read_foreign.
     void slice_read(lctx_state_reader & io, int32_t seq);
     void slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n);
