@@ -26,7 +26,7 @@ template <int DIM> struct lctx_cuda_swizzled {
         constexpr int ROWS = 8 / PLACES;  // that begin in different banks as they are
         return row * DIM + (d ^ row / ROWS % PLACES * UNIT);
     }
-    // Keep what many numbers have in common in one register.
+    // Return where the number d after `at` lies: what many numbers have in common stays in one register.
     static __device__ __forceinline__ int plus(int at, int d) { return (at ^ d % WIDTH) + d / WIDTH * WIDTH; }
 };
 
