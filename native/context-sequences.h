@@ -1,23 +1,23 @@
 // Sequences of a context, as several files of the C API ask for them.
 #pragma once
 
+#include "base/log.h"
 #include "handles.h"
-#include "log.h"
 
 #include <algorithm>
 #include <string>
 
-// How many tokens a sequence has, which must exist.
+// Return how many tokens a sequence has, which must exist.
 inline int32_t lctx_n_held(const lctx_context * ctx, int32_t seq) {
     return llama_memory_seq_pos_max(llama_get_memory(ctx->ctx), seq) + 1;
 }
 
-// Whether a context has a sequence of this number.
+// Return whether a context has a sequence of this number.
 inline bool lctx_is_sequence(const lctx_context * ctx, int32_t seq) {
     return seq >= 0 && seq < (int32_t)llama_n_seq_max(ctx->ctx);
 }
 
-// Why it does not have it.
+// Say which sequences there are, for one that does not exist.
 inline std::string lctx_no_sequence(const lctx_context * ctx, int32_t seq) {
     return "sequences are 0 .. " + std::to_string(llama_n_seq_max(ctx->ctx) - 1) + ", not " + std::to_string(seq);
 }
@@ -43,13 +43,13 @@ template <typename F> int32_t lctx_evaluate(lctx_context * ctx, int32_t status, 
     return status;
 }
 
-// Why the last call failed: the memory's own words, else what llama.cpp logged.
+// Return why the last call failed: the memory's own words, else what llama.cpp logged.
 inline std::string lctx_failure(lctx_context * ctx, const char * fallback) {
     const std::string own = ctx->memory ? ctx->memory->cache().take_error() : "";
     return own.empty() ? lctx_log_errors(fallback) : own;
 }
 
-// What the MTP block has of a sequence ends before position n too.
+// Cut what the MTP block has of a sequence before position n too.
 inline void lctx_cut_mtp(lctx_context * ctx, int32_t seq, int32_t n) {
     if (ctx->mtp && lctx_is_sequence(ctx, seq)) {
         ctx->mtp->cut(seq, std::max(n, 0));

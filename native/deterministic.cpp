@@ -1,6 +1,6 @@
 #include "deterministic.h"
 
-#include "firewall.h"
+#include "base/firewall.h"
 #include "llama-arch.h"
 #include "llama-model.h"
 

@@ -1,4 +1,5 @@
-// Whether the results of a token can be independent of what else is computed (lctx_context_params::deterministic).
+// Checks whether the results of a token can be independent of what else is computed
+// (lctx_context_params::deterministic).
 #pragma once
 
 #include "handles.h"

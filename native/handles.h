@@ -1,14 +1,15 @@
 // The handles behind the C API.
 #pragma once
 
-#include "firewall.h"
+#include "base/firewall.h"
+#include "foreign/foreign.h"
 #include "lctx.h"
 #include "llama.h"
-#include "memory/memory.h"
-#include "mtp.h"
-#include "overrides.h"
+#include "memory/context-memory.h"
+#include "mtp/mtp.h"
+#include "overrides/overrides.h"
 #include "rpc/rpc.h"
-#include "trace.h"
+#include "trace/trace.h"
 
 #include <map>
 #include <memory>
@@ -26,25 +27,19 @@ struct lctx_model {
     lctx_overrides overrides;
 };
 
-// The recurrent state of a sequence of llama.cpp's own memory after pos tokens.
-struct lctx_foreign_checkpoint {
-    int32_t pos;
-    std::vector<uint8_t> bytes;
-};
-
 struct lctx_context {
     const lctx_model * model = nullptr;  // dry: only for lctx_estimate
     llama_context * ctx = nullptr;
-    lctx_memory * memory = nullptr;  // nullptr: llama.cpp's own cache
-    uint32_t n_ctx = 0;              // as asked, at most lctx_positions; llama.cpp pads it
-    uint32_t n_batch = 0;            // as asked, at most llama.cpp's: embeddings make that one larger
+    lctx_context_memory * memory = nullptr;  // nullptr: llama.cpp's own cache
+    uint32_t n_ctx = 0;                      // as asked, at most lctx_positions; llama.cpp pads it
+    uint32_t n_batch = 0;                    // as asked, at most llama.cpp's: embeddings make that one larger
     std::string method, why;
     mutable std::string error;  // of the last call, those that change nothing included
     const volatile int32_t * abort_flag = nullptr;
     bool has_nan = false;  // rows of llama.cpp's own memory may be NaN, which later sequences would read in cells that are masked
     lctx_trace trace;
-    std::map<int32_t, lctx_foreign_checkpoint> foreign_checkpoints;  // the last one of a sequence, without a method
-    std::unique_ptr<lctx_mtp> mtp;                                   // nullptr: nothing is drafted by the model's own block
+    lctx_foreign foreign;
+    std::unique_ptr<lctx_mtp> mtp;  // nullptr: nothing is drafted by the model's own block
     // one batch of n_batch tokens, reused
     std::vector<llama_pos> pos;
     std::vector<int32_t> n_seq_id;
@@ -68,13 +63,14 @@ template <typename F> int32_t lctx_ask(const lctx_context * ctx, F && f) {
     return status;
 }
 
-// What n_ctx stands for: 0 is the trained context, or what the method makes of it; throws lctx_refusal for an unknown method.
+// Return what n_ctx stands for: 0 is the trained context, or what the method makes of it. Throws lctx_refusal for an
+// unknown method.
 uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context_params & params, const std::string & method);
 // llama.cpp rounds n_ctx up to a multiple of 256.
 inline uint32_t lctx_padded_n_ctx(uint32_t n_ctx) {
     return (n_ctx + 255) / 256 * 256;
 }
-// How many positions a model has: those that it learned a vector for each, else any.
+// Return how many positions a model has: those that it learned a vector for each, else any.
 int32_t lctx_positions(const lctx_model & model);
 // Open a context whose model is set; throws lctx_refusal.
 void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, const std::string & method);

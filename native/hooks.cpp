@@ -1,12 +1,12 @@
 #include "hooks.h"
 
-#include "architectures.h"
+#include "base/architectures.h"
+#include "base/pending.h"
 #include "graph/chain.h"
 #include "llama-arch.h"
 #include "llama-impl.h"
 #include "llama-kv-cache.h"
-#include "memory/memory.h"
-#include "pending.h"
+#include "memory/context-memory.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -42,11 +42,6 @@ std::string pending_method(const lctx_pending & pending) {
 }
 
 }  // namespace
-
-lctx_pending & lctx_pending_settings() {
-    static thread_local lctx_pending pending;
-    return pending;
-}
 
 void lctx_memory_begin(const llama_model & model, const llama_memory_params &, const llama_cparams & cparams) {
     lctx_check_ubatches(model, cparams);
@@ -112,5 +107,5 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
         throw lctx_refusal(why);
     }
     LLAMA_LOG_INFO("lctx: %s\n", cache->placement().full_why().c_str());
-    return new lctx_memory(std::move(cache), std::move(foreign), N_CHECKPOINT);
+    return new lctx_context_memory(std::move(cache), std::move(foreign), N_CHECKPOINT);
 }

@@ -1,4 +1,5 @@
-// What the patches call, and nothing else. Each call site in llama.cpp and ggml is one or two lines; see patches/README.md.
+// The patches call these functions, and nothing else. Each call site in llama.cpp and ggml is one or two lines; see
+// patches/README.md.
 #pragma once
 
 #include <stddef.h>
@@ -39,13 +40,13 @@ LCTX_INTERNAL void lctx_barrier_open(int * n_passed);
 // A step of the search for what a grammar allows, over n elements; throws when the thread's grammar has spent its budget.
 LCTX_INTERNAL void lctx_grammar_step(size_t n);
 
-// The same of the CUDA backend: start the kernels of dst in the stream of ctx; whether a device can run op, whose sources need not have
-// memory yet.
+// The CUDA backend calls these: start the kernels of dst in the stream of ctx; return whether a device can run op,
+// whose sources need not have memory yet.
 struct ggml_backend_cuda_context;
 LCTX_INTERNAL void lctx_cuda_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 LCTX_INTERNAL bool lctx_cuda_supported(int device, const ggml_tensor * op);
 
-// The same of the Vulkan backend: record the kernels of dst into the command buffer of sub.
+// The Vulkan backend calls these: record the kernels of dst into the command buffer of sub.
 struct ggml_backend_vk_context;
 struct vk_context_struct;
 struct vk_device_struct;
@@ -76,7 +77,8 @@ void lctx_memory_begin(const llama_model & model, const llama_memory_params & pa
 uint32_t lctx_claim_cells(const llama_model & model, uint32_t n_cell);
 // True when the cache need not hold layer il: our cache has claimed it. source: the layer whose rows it reads, itself or an earlier one.
 bool lctx_claim_layer(uint32_t il, int32_t source, int swa_type);
-// What the context gets: ours and what stays llama.cpp's, or the memory as it came when there is no method. Takes ownership.
+// Return the memory that the context gets: ours and what stays llama.cpp's, or the memory as it came when there is no
+// method. Takes ownership.
 llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
                                  llama_memory_i * memory);
 

@@ -1,7 +1,7 @@
 // The C API: LoRA adapters.
-#include "firewall.h"
+#include "base/firewall.h"
+#include "base/log.h"
 #include "handles.h"
-#include "log.h"
 
 #include <cmath>
 #include <new>

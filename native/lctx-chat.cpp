@@ -1,10 +1,10 @@
 // The C API: chat templates, by llama.cpp's common/.
+#include "base/firewall.h"
+#include "base/log.h"
+#include "base/refusal.h"
 #include "chat.h"
 #include "chat/nesting.h"
 #include "chat/required.h"
-#include "firewall.h"
-#include "log.h"
-#include "refusal.h"
 #include "text.h"
 
 #include <new>
@@ -19,7 +19,7 @@ struct lctx_template {
 
 namespace {
 
-// What r says, where it says it.
+// Read what r says into value, if it says it.
 template <typename T> void read(const common_json & r, const char * name, T & value) {
     if (r.contains(name) && !r.at(name).is_null()) {
         value = r.at(name).get<T>();

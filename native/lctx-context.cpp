@@ -1,12 +1,12 @@
 // The C API: contexts.
+#include "base/firewall.h"
+#include "base/log.h"
+#include "base/pending.h"
 #include "deterministic.h"
-#include "firewall.h"
 #include "handles.h"
 #include "llama-context.h"
 #include "llama-ext.h"
 #include "llama-model.h"
-#include "log.h"
-#include "pending.h"
 
 #include <algorithm>
 #include <cmath>
@@ -233,7 +233,8 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     }
     ctx->n_ctx = std::min(n_ctx, (uint32_t)lctx_positions(*model));
     ctx->n_batch = std::min(params.n_batch, llama_n_batch(ctx->ctx));
-    ctx->memory = dynamic_cast<lctx_memory *>(llama_get_memory(ctx->ctx));
+    ctx->memory = dynamic_cast<lctx_context_memory *>(llama_get_memory(ctx->ctx));
+    ctx->foreign.open(ctx->ctx, ctx->memory == nullptr);
     if (ctx->memory) {
         ctx->method = ctx->memory->cache().method().full_spec();
         ctx->why = ctx->memory->cache().placement().full_why();

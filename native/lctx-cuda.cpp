@@ -1,7 +1,7 @@
 // The C API: the CUDA backend where it is a library of its own.
-#include "backend.h"
+#include "base/backend.h"
+#include "base/firewall.h"
 #include "cuda/module.h"
-#include "firewall.h"
 #include "handles.h"
 #include "lctx.h"
 
@@ -23,7 +23,7 @@ namespace {
 std::mutex loading;
 const char * architectures = LCTX_CUDA_ARCHITECTURES;
 
-// What a module logs goes to the log callback that is set at that time, as ours does.
+// Pass what a module logs to the log callback that is set at that time, as ours does.
 void forward_log(ggml_log_level level, const char * text, void *) {
     ggml_log_callback callback = nullptr;
     void * user_data = nullptr;

@@ -1,10 +1,9 @@
 // The C API: evaluation.
+#include "base/firewall.h"
+#include "base/log.h"
 #include "context-sequences.h"
-#include "firewall.h"
-#include "foreign.h"
 #include "handles.h"
 #include "llama-ext.h"
-#include "log.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +16,7 @@ int32_t fail(lctx_context * ctx, int32_t status, const std::string & reason) {
     return status;
 }
 
-// What is wrong with a batch; empty when it can be decoded. next: the next position of every sequence.
+// Return what is wrong with a batch; empty when it can be decoded. next: the next position of every sequence.
 std::string check_batch(const lctx_context * ctx, const llama_batch & batch, std::vector<int32_t> next) {
     const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab), n_position = lctx_positions(*ctx->model);
     for (int32_t i = 0; i < batch.n_tokens; i++) {
@@ -47,7 +46,7 @@ void withdraw(lctx_context * ctx, const std::vector<int32_t> & before) {
         if (ctx->memory) {
             ctx->memory->withdraw(seq, before[seq]);
         } else {
-            lctx_foreign_withdraw(*ctx, seq, before[seq]);
+            ctx->foreign.withdraw(seq, before[seq]);
         }
         lctx_cut_mtp(ctx, seq, lctx_n_held(ctx, seq));
     }

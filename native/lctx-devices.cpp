@@ -1,7 +1,7 @@
 // The C API: devices, and RPC servers.
-#include "firewall.h"
+#include "base/firewall.h"
+#include "base/kernel-name.h"
 #include "handles.h"
-#include "kernel-name.h"
 #include "lctx.h"
 #include "ops/ops.h"
 #include "rpc/rpc.h"
@@ -28,7 +28,7 @@ const char * type_name(ggml_backend_dev_t dev) {
     }
 }
 
-// What ggml says of a device, with Vulkan its driver and limits as well; the text stays.
+// Return what ggml says of a device, with Vulkan its driver and limits as well; the text stays.
 const char * description_of(ggml_backend_dev_t dev) {
 #ifdef LCTX_VULKAN
     if (lctx_kernel_name(dev) == "Vulkan") {
@@ -69,7 +69,7 @@ std::vector<ggml_backend_dev_t> devices_of(const char * names) {
     return devices;
 }
 
-// Whether a device can store one token and attend to it; tensors have no memory.
+// Return whether a device can store one token and attend to it; tensors have no memory.
 bool attends(ggml_backend_dev_t dev, ggml_type type, int32_t head_dim) {
     const ggml_context_ptr ctx(ggml_init({16 * ggml_tensor_overhead(), nullptr, true}));
     const auto tensor = [&](ggml_type of, int64_t n0, int64_t n1) { return ggml_new_tensor_2d(ctx.get(), of, n0, n1); };

@@ -1,8 +1,8 @@
 // The C API: embeddings, by llama.cpp's own memory.
-#include "firewall.h"
+#include "base/firewall.h"
+#include "base/log.h"
 #include "handles.h"
 #include "llama-model.h"
-#include "log.h"
 
 #include <algorithm>
 #include <cstring>
@@ -18,7 +18,7 @@ std::string why_no_embedding(const llama_model & model) {
                      " numbers are expected, and its layers make " + std::to_string(model.hparams.n_embd);
 }
 
-// What is wrong with the texts; empty when they can be embedded.
+// Return what is wrong with the texts; empty when they can be embedded.
 std::string check(const lctx_context * ctx, const std::vector<int32_t> & lengths, const int32_t * tokens) {
     const int32_t n_vocab = llama_vocab_n_tokens(ctx->model->vocab);
     const uint32_t most = std::min(ctx->n_batch, llama_n_ubatch(ctx->ctx));

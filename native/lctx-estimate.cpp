@@ -1,5 +1,5 @@
 // The C API: what a context would hold, from a model and a context that have no memory.
-#include "firewall.h"
+#include "base/firewall.h"
 #include "handles.h"
 #include "llama-arch.h"
 #include "llama-ext.h"

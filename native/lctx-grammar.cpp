@@ -1,10 +1,10 @@
 // The C API: a grammar around schemas.
+#include "base/firewall.h"
+#include "base/log.h"
 #include "chat/constraint.h"
 #include "chat/nesting.h"
-#include "firewall.h"
 #include "handles.h"
 #include "lctx-sampling.h"
-#include "log.h"
 
 #include <cmath>
 #include <memory>
@@ -17,7 +17,7 @@ struct lctx_grammar {
 
 namespace {
 
-// What f returns, LCTX_INVALID when it throws.
+// Return what f returns, or LCTX_INVALID when it throws.
 template <typename F> int32_t ask(lctx_grammar * grammar, F && f) {
     int32_t answer = LCTX_INVALID;
     grammar->error.clear();

@@ -1,5 +1,5 @@
 // The C API: log-probabilities of wanted tokens.
-#include "firewall.h"
+#include "base/firewall.h"
 #include "lctx-sampling.h"
 
 #include <algorithm>

@@ -1,12 +1,12 @@
 // The C API: library, model and vocabulary. Handles are checked, nothing throws past extern "C".
 #include "lctx.h"
 
+#include "base/firewall.h"
+#include "base/kernel-name.h"
+#include "base/log.h"
 #include "cpu/kernels.h"
-#include "firewall.h"
 #include "ggml-backend.h"
 #include "handles.h"
-#include "kernel-name.h"
-#include "log.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,9 @@
 // The C API: drafts by the MTP block of a model.
+#include "base/firewall.h"
+#include "base/log.h"
+#include "base/refusal.h"
 #include "context-sequences.h"
-#include "firewall.h"
 #include "handles.h"
-#include "log.h"
-#include "refusal.h"
 
 #include <cstring>
 #include <set>

@@ -1,11 +1,11 @@
 // The C API: what a model's answer says, by llama.cpp's common/.
+#include "base/firewall.h"
+#include "base/log.h"
+#include "base/refusal.h"
 #include "chat-peg-parser.h"
 #include "chat.h"
 #include "chat/leaf.h"
 #include "chat/nesting.h"
-#include "firewall.h"
-#include "log.h"
-#include "refusal.h"
 #include "text.h"
 
 #include <cctype>
@@ -118,7 +118,7 @@ bool ends_with(const std::string & text, const std::string & end) {
     return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// What llama.cpp's mappers make of a leaf inside these tags: the innermost one that says something counts.
+// Read what llama.cpp's mappers make of a leaf inside these tags: the innermost one that says something counts.
 bool read_tags(const lctx_leaf_finder & finder, open_text & open) {
     using tags = common_chat_peg_builder;
     const bool json = finder.is_json_string(open.leaf);

@@ -1,11 +1,11 @@
 // The C API: llama.cpp's sampler chain on one row of logits, together with a grammar.
+#include "base/firewall.h"
+#include "base/log.h"
 #include "chat/constraint.h"
 #include "chat/grammar.h"
 #include "chat/nesting.h"
-#include "firewall.h"
 #include "handles.h"
 #include "lctx-sampling.h"
-#include "log.h"
 
 #include <algorithm>
 #include <cmath>

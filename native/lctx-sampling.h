@@ -88,7 +88,7 @@ lctx_text * lctx_schema_to_grammar(const char * schema);
 // adds to it; "lazy": the grammar begins with a trigger. LCTX_INVALID: lctx_sampler_error says why, the sampler is as before.
 int32_t lctx_sampler_constrain(lctx_sampler * sampler, const char * constraint);
 
-// Why the last call on the sampler failed, or NULL.
+// Return why the last call on the sampler failed, or NULL.
 const char * lctx_sampler_error(const lctx_sampler * sampler);
 
 // A grammar with places for schemas that the caller holds; a token may begin in the grammar and end in a schema, or the other way round.
@@ -98,7 +98,7 @@ typedef struct lctx_grammar lctx_grammar;
 lctx_grammar * lctx_grammar_create(const lctx_model * model, const char * constraint);
 void lctx_grammar_free(lctx_grammar * grammar);
 
-// Why the last call on the grammar failed, or NULL.
+// Return why the last call on the grammar failed, or NULL.
 const char * lctx_grammar_error(const lctx_grammar * grammar);
 
 // Take the logits of tokens that may not come next to -inf. LCTX_INVALID: it takes too long, or the grammar is broken.

@@ -1,10 +1,9 @@
 // The C API: sequences, and their states.
+#include "base/firewall.h"
+#include "base/log.h"
 #include "context-sequences.h"
-#include "firewall.h"
-#include "foreign.h"
 #include "handles.h"
 #include "llama-context.h"
-#include "log.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -14,14 +13,14 @@ namespace {
 // Empty the memory; what was NaN would be read again.
 void clear(lctx_context * ctx) {
     llama_memory_clear(llama_get_memory(ctx->ctx), ctx->has_nan);
-    lctx_foreign_forget(*ctx, -1);
+    ctx->foreign.forget(-1);
     if (ctx->mtp) {
         ctx->mtp->clear(ctx->has_nan);
     }
     ctx->has_nan = false;
 }
 
-// The same when all sequences are empty.
+// Clear the values too, if they may be NaN, once all sequences are empty.
 void clear_nan(lctx_context * ctx) {
     bool is_empty = ctx->has_nan;
     for (uint32_t seq = 0; is_empty && seq < llama_n_seq_max(ctx->ctx); seq++) {
@@ -52,7 +51,7 @@ template <typename F> bool guarded(lctx_context * ctx, std::initializer_list<int
 }
 
 // The memory of a context with a method. Throws.
-lctx_memory & with_method(lctx_context * ctx, const char * what = "has no slices") {
+lctx_context_memory & with_method(lctx_context * ctx, const char * what = "has no slices") {
     if (!ctx->memory) {
         throw lctx_refusal(std::string("llama.cpp's own KV cache ") + what);
     }
@@ -70,7 +69,8 @@ void check_servers(const lctx_context * ctx) {
     }
 }
 
-// What `write` writes: its size with buf NULL, else its bytes; 0 when that fails or buf is too small.
+// Return the size of what `write` writes, with buf != NULL after its bytes were written there; 0 when that fails or buf
+// is too small.
 template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size, F && write) {
     size_t n = 0;
     guarded(ctx, {seq}, [&] {
@@ -98,7 +98,7 @@ int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
         if (ctx->memory) {
             done = ctx->memory->seq_rm(seq, p0, p1);
         } else {
-            lctx_foreign_remove(*ctx, seq, p0, p1);
+            ctx->foreign.remove(seq, p0, p1);
         }
         lctx_cut_mtp(ctx, seq, done ? p0 : lctx_n_held(ctx, seq));
         clear_nan(ctx);
@@ -110,7 +110,7 @@ int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
     int32_t most = 0;
     lctx_guard(&ctx->error, [&] {
         if (lctx_is_sequence(ctx, seq)) {
-            most = ctx->memory ? ctx->memory->restorable(seq, n) : lctx_foreign_restorable(*ctx, seq, n);
+            most = ctx->memory ? ctx->memory->restorable(seq, n) : ctx->foreign.restorable(seq, n);
         }
     });
     return most;
@@ -119,7 +119,7 @@ int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n) {
 int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n) {
     return guarded(ctx, {src, dst}, [&] {
         if (!ctx->memory) {
-            lctx_foreign_copy(*ctx, src, dst, n);
+            ctx->foreign.copy(src, dst, n);
         }
         const bool done = !ctx->memory || ctx->memory->copy(src, dst, n);
         ctx->ctx->memory_update(false);  // what llama.cpp copies, it copies now: dst may be saved or cut next
@@ -151,7 +151,7 @@ int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq) {
         if (ctx->memory) {
             ctx->memory->checkpoint(seq);
         } else {
-            lctx_foreign_save(*ctx, seq);
+            ctx->foreign.save(seq);
         }
         return true;
     });
@@ -200,7 +200,7 @@ void lctx_seq_keep(lctx_context * ctx, int32_t seq) {
         if (ctx->memory) {
             ctx->memory->seq_keep(seq);
         } else {
-            lctx_foreign_keep(*ctx, seq);
+            ctx->foreign.keep(seq);
         }
         for (int32_t other = 0; other < (int32_t)llama_n_seq_max(ctx->ctx); other++) {
             lctx_cut_mtp(ctx, other, lctx_n_held(ctx, other));
@@ -231,8 +231,8 @@ size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t siz
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
     size_t n = 0;
     const auto read = [&] {
-        lctx_foreign_check_state(*ctx, seq, buf, size);
-        lctx_foreign_make_room(*ctx, seq);
+        ctx->foreign.check_state(seq, buf, size);
+        ctx->foreign.make_room(seq);
         n = seq < 0 ? llama_state_set_data(ctx->ctx, buf, size) : llama_state_seq_set_data(ctx->ctx, buf, size, seq);
         return n > 0;
     };
@@ -245,7 +245,7 @@ size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size
     } else if (!done && lctx_is_sequence(ctx, seq)) {
         lctx_guard(nullptr, [&] {
             llama_memory_seq_rm(llama_get_memory(ctx->ctx), seq, -1, -1);
-            lctx_foreign_forget(*ctx, seq);
+            ctx->foreign.forget(seq);
         });
     }
     return done ? n : 0;

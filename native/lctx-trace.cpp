@@ -1,5 +1,5 @@
 // The C API: which chunks are read.
-#include "firewall.h"
+#include "base/firewall.h"
 #include "handles.h"
 #include "lctx.h"
 #include "llama-context.h"

@@ -1,14 +1,15 @@
 // The C API of pylongctx.
 //
-// The blocks between the two markers, here, in counts.h and in lctx-sampling.h, are the cffi cdef, read verbatim by native/build_ffi.py:
-// opaque structs, plain structs of fixed-size fields, enums with values, functions. No macros but numbers, no llama.h types.
+// The blocks between the two markers, here, in base/counts.h and in lctx-sampling.h, are the cffi cdef, read verbatim by
+// native/build_ffi.py: opaque structs, plain structs of fixed-size fields, enums with values, functions. No macros but numbers, no llama.h
+// types.
 //
 // Handles: lctx_model_load and lctx_context_create return a handle even when they fail; then *_error() gives the reason
 // and only *_error() and *_free() may be called. One call at a time per handle; different contexts may run in parallel.
 // No function throws, and none aborts on bad arguments; pointers are valid for what they are said to hold. Questions change nothing.
 #pragma once
 
-#include "counts.h"
+#include "base/counts.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -41,7 +42,7 @@ int32_t lctx_cuda_load(const char * path, char * err, size_t err_size);
 // The CPU features that the kernels were compiled for, as llama.cpp prints them.
 const char * lctx_system_info(void);
 
-// Which log lines of llama.cpp reach stderr: 0 none, 1 errors, 2 warnings, 3 info, 4 debug. Process-wide.
+// Set which log lines of llama.cpp reach stderr: 0 none, 1 errors, 2 warnings, 3 info, 4 debug. Process-wide.
 void lctx_log_set_level(int32_t level);
 
 // The ggml type with this name ("f16", "q8_0"), or -1.
@@ -187,10 +188,10 @@ void lctx_context_params_default(lctx_context_params * params);
 // "h2o,budget=1024", or both, "longheads+corm". NULL or "": llama.cpp's own KV cache. Never NULL; check lctx_context_error.
 lctx_context * lctx_context_create(lctx_model * model, const lctx_context_params * params, const char * method);
 
-// What a context with these parameters would hold when its text fills n_ctx, by device, the host first; nothing of that is allocated.
-// Where heads evict: at most, but with corm, whose heads decide for themselves, at least. model was loaded dry; params->n_ctx 0 is
-// replaced by what it stands for. Returns how many devices there are, of which at most n_max are written, or LCTX_INVALID with the reason
-// in err: what lctx_context_create would refuse.
+// Estimate what a context with these parameters would hold when its text fills n_ctx, by device, the host first;
+// nothing of that is allocated. Where heads evict: at most, but with corm, whose heads decide for themselves, at least.
+// model was loaded dry; params->n_ctx 0 is replaced by what it stands for. Returns how many devices there are, of which
+// at most n_max are written, or LCTX_INVALID with the reason in err: what lctx_context_create would refuse.
 int32_t lctx_estimate(const lctx_model * model, lctx_context_params * params, const char * method, lctx_sizes * sizes, int32_t n_max,
                       char * err, size_t err_size);
 
@@ -218,8 +219,8 @@ void * lctx_context_llama(const lctx_context * ctx);
 // far it came.
 int32_t lctx_decode(lctx_context * ctx, const int32_t * tokens, int32_t n_tokens, int32_t pos, float * logits, int32_t all);
 
-// The same for tokens of several sequences, mixed at will; positions of each follow its lctx_n_past. outputs[i] != 0: the
-// logits after token i are wanted; they land in logits in the order of the tokens.
+// Evaluate tokens of several sequences, mixed at will, as lctx_decode does; positions of each follow its lctx_n_past.
+// outputs[i] != 0: the logits after token i are wanted; they land in logits in the order of the tokens.
 int32_t lctx_decode_batch(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens, const int32_t * pos, const int32_t * seqs,
                           const int8_t * outputs, float * logits);
 
@@ -243,8 +244,8 @@ int32_t lctx_seq_rm(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 // The longest prefix of at most n positions that lctx_seq_rm(ctx, seq, prefix, -1) can cut the sequence back to; 0 for no sequence.
 int32_t lctx_seq_restorable(const lctx_context * ctx, int32_t seq, int32_t n);
 
-// How far a sequence goes back without a checkpoint: to any position but where heads have evicted; as far as the cells of its sliding
-// windows reach, at least the last ubatch; not at all, since a recurrent state only goes forward.
+// Says how far a sequence goes back without a checkpoint: to any position but where heads have evicted; as far as the
+// cells of its sliding windows reach, at least the last ubatch; not at all, since a recurrent state only goes forward.
 enum lctx_rollback { LCTX_ROLLBACK_FREE = 0, LCTX_ROLLBACK_WINDOW = 1, LCTX_ROLLBACK_NONE = 2 };
 
 int32_t lctx_context_rollback(const lctx_context * ctx);
@@ -271,8 +272,9 @@ int32_t lctx_seq_cp(lctx_context * ctx, int32_t src, int32_t dst, int32_t n);
 // lctx_context_error says why.
 int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on);
 
-// Where queries of a replay read their own piece of the text (kvzip with full attention): they read rows [first, end) and the first 8
-// only, until the next call or the end of the replay. 1 done; 0: they read all rows; LCTX_INVALID: lctx_context_error says why.
+// Let queries of a replay read their own piece of the text (kvzip with full attention): they read rows [first, end) and
+// the first 8 only, until the next call or the end of the replay. 1 done; 0: they read all rows; LCTX_INVALID:
+// lctx_context_error says why.
 int32_t lctx_seq_replay_piece(lctx_context * ctx, int32_t seq, int32_t first, int32_t end);
 
 // Keep of all layers and KV heads together the rows with the largest votes: this fraction (above 0, at most 1) of what a full cache holds
@@ -314,7 +316,8 @@ int32_t lctx_foreign_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, s
 int32_t lctx_slice_insert(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size, int32_t skip, int32_t n);
 // Remove rows [first, end) of a sequence. Later rows move down, and have read what was removed.
 int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t end);
-// How many rows from the beginning have read all rows before them, and no other: all but after the first of these.
+// Return how many rows from the beginning have read all rows before them, and no other: all but after the first of
+// these.
 int32_t lctx_seq_exact(const lctx_context * ctx, int32_t seq);
 
 // Forget everything.
@@ -351,21 +354,14 @@ int32_t lctx_mtp_step(lctx_context * ctx, int32_t n_tokens, const int32_t * toke
 
 // ---- which chunks were read ----
 
-typedef struct lctx_trace_info {
-    int32_t n_query;  // queries recorded
-    int32_t n_layer;
-    int32_t n_head;  // largest over the layers
-    int32_t n_read;  // chunks that a query reads at most
-    int32_t chunk_size;
-} lctx_trace_info;
-
 // Record the chunks that every layer and head reads for the queries of one sequence at positions [p0, p1), and forget what was
 // recorded before; p1 <= p0 stops. LCTX_INVALID when the method chooses no chunks or there is no such sequence. A run that does not
 // record is not slowed.
 int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1);
 
-// What was recorded, by position. pos: NULL or int32[n_query]; chunks: NULL or int32[n_query][n_layer][n_head][n_read], ascending,
-// then -1 where there are fewer. LCTX_FAILED: memory ran out while recording, later queries are missing.
+// Get what was recorded, by position. pos: NULL or int32[n_query]; chunks: NULL or
+// int32[n_query][n_layer][n_head][n_read], ascending, then -1 where there are fewer. LCTX_FAILED: memory ran out while
+// recording, later queries are missing.
 int32_t lctx_trace_get(const lctx_context * ctx, lctx_trace_info * info, int32_t * pos, int32_t * chunks);
 
 // ---- LoRA ----

@@ -1,5 +1,5 @@
-// What ggml-rpc.cpp includes: the last number of the RPC version, by which client and server know that they run the same ops, and the end
-// of a server.
+// ggml-rpc.cpp includes this: the last number of the RPC version, by which client and server know that they run the
+// same ops, and the end of a server.
 #pragma once
 
 #include "ggml-rpc.h"

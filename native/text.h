@@ -1,8 +1,8 @@
 // Text that crosses the C API, or the reason why there is none.
 #pragma once
 
-#include "firewall.h"
-#include "log.h"
+#include "base/firewall.h"
+#include "base/log.h"
 
 #include "lctx-sampling.h"
 

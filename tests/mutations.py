@@ -93,7 +93,7 @@ MUTATIONS = [
              "t < window ? size + t", "t <= window ? size + t", "test_methods.py"),
     Mutation("half of the ring of queries", "native/memory/open.cpp",
              "s.open[1 - s.kept_half] = last[seq];", "s.open[s.kept_half] = last[seq];", "test_memory.py"),
-    Mutation("owners of a page", "native/memory/pages.cpp",
+    Mutation("owners of a page", "native/memory/page-numbers.cpp",
              "--pages[page].n_owner == 0", "--pages[page].n_owner <= 1", "test_memory.py"),
     Mutation("pages after the end", "native/memory/blocks.cpp",
              "head, n_block(n), n_block(store", "head, n_block(n) + 1, n_block(store", "test_order.py"),

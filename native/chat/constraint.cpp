@@ -1,8 +1,8 @@
 #include "constraint.h"
 
-#include "../firewall.h"
-#include "../log.h"
-#include "../refusal.h"
+#include "../base/firewall.h"
+#include "../base/log.h"
+#include "../base/refusal.h"
 #include "common.h"
 #include "grammar.h"
 #include "reasoning-budget.h"
@@ -32,7 +32,7 @@ int32_t schema_of(const llama_grammar_stack & stack) {
     return waits ? (int32_t)(stack.back()->value - LCTX_FIRST_SCHEMA) : -1;
 }
 
-// Where a grammar stands, which it returns to.
+// Remembers where a grammar stands, and returns the grammar to it.
 class parse_state {
   public:
     explicit parse_state(llama_grammar & grammar) : grammar(grammar), stacks(grammar.stacks), partial_utf8(grammar.partial_utf8) {}

@@ -21,7 +21,7 @@ class lctx_constraint {
 
     bool allows(llama_token token) const;
 
-    // Whether text, the rest of a token, may come next.
+    // Return whether text, the rest of a token, may come next.
     bool allows(llama_token token, const std::string & text) const;
 
     // Advance past a token that is allowed, or past the part of it that is text.

@@ -1,4 +1,4 @@
-// How long a grammar may keep a sampler busy: upstream's search for what may come next has no bound of its own.
+// Limits how long a grammar may keep a sampler busy: upstream's search for what may come next has no bound of its own.
 #pragma once
 
 #include <cstddef>

@@ -76,7 +76,8 @@ bool is_code_point(uint32_t value) {
     return value <= MAX_CODE_POINT && (value < 0xD800 || value > 0xDFFF);
 }
 
-// What llama.cpp would run into while sampling: values that are not characters, ranges that end before they begin, unknown tokens.
+// Refuse what llama.cpp would run into while sampling: values that are not characters, ranges that end before they
+// begin, unknown tokens.
 void check_values(const llama_grammar_rule & rule, uint32_t n_tokens, int32_t n_schemas) {
     for (size_t i = 0; i < rule.size(); i++) {
         const auto [type, value] = rule[i];
@@ -98,7 +99,7 @@ void check_values(const llama_grammar_rule & rule, uint32_t n_tokens, int32_t n_
     }
 }
 
-// Whether the class [^...] that begins at i leaves no character.
+// Return whether the class [^...] that begins at i leaves no character.
 bool is_empty_class(const llama_grammar_rule & rule, size_t i) {
     std::vector<std::pair<uint32_t, uint32_t>> ranges = {{0xD800, 0xDFFF}};
     do {
@@ -114,7 +115,7 @@ bool is_empty_class(const llama_grammar_rule & rule, size_t i) {
     return next > MAX_CODE_POINT;
 }
 
-// Whether one of a rule's alternatives can match something.
+// Return whether one of a rule's alternatives can match something.
 bool matches(const llama_grammar_rule & rule, const std::vector<bool> & matching) {
     bool all = true;
     for (size_t i = 0; i < rule.size(); i++) {
@@ -133,7 +134,7 @@ bool matches(const llama_grammar_rule & rule, const std::vector<bool> & matching
     return false;
 }
 
-// Which rules match something; one that calls itself without an end does.
+// Return for each rule whether it matches something; one that calls itself without an end does.
 std::vector<bool> matching_rules(const llama_grammar_rules & rules) {
     std::vector<bool> matching(rules.size(), true);
     for (bool changed = true; changed;) {

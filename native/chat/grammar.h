@@ -1,7 +1,7 @@
-// What is wrong with a grammar, before llama.cpp sees it.
+// Finds what is wrong with a grammar, before llama.cpp sees it.
 #pragma once
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 #include "llama.h"
 
 #include <string>
@@ -11,7 +11,7 @@ struct lctx_grammar_slow : lctx_refusal {
     using lctx_refusal::lctx_refusal;
 };
 
-// Where a schema stands in a grammar: <[LCTX_FIRST_SCHEMA + its number]>, no token of any vocabulary.
+// A schema stands in a grammar as <[LCTX_FIRST_SCHEMA + its number]>, which is no token of any vocabulary.
 constexpr uint32_t LCTX_FIRST_SCHEMA = 1u << 30;
 
 // Throws lctx_refusal unless the GBNF text is a grammar with a rule "root" that can match something; it may name n_schemas schemas.

@@ -1,4 +1,5 @@
-// Where a text that is not complete stands in its grammar: the leaf of llama.cpp's PEG parser that waits for more of it.
+// Finds where a text that is not complete stands in its grammar: the leaf of llama.cpp's PEG parser that waits for more
+// of it.
 #pragma once
 
 #include "peg-parser.h"
@@ -26,7 +27,7 @@ class lctx_leaf_finder {
     // The leaf at the end of text, unless what was read so far could be read otherwise with more text.
     std::optional<lctx_leaf> find(const std::string & text) const;
 
-    // How many bytes of text, which comes next, the leaf takes for certain; nothing when the leaf ends in it.
+    // Return how many bytes of text, which comes next, the leaf takes for certain; nothing when the leaf ends in it.
     std::optional<size_t> take(const lctx_leaf & leaf, const std::string & text) const;
 
     // The leaf is a JSON string; else it is text up to a delimiter.

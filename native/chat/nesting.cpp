@@ -1,6 +1,6 @@
 #include "nesting.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 
 #include <algorithm>
 

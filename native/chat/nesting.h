@@ -5,7 +5,7 @@
 
 #include <string>
 
-// How deep the JSON in a text may nest, and what a model's answer may open without closing it.
+// Limits how deep the JSON in a text may nest, and how much a model's answer may open without closing it.
 constexpr size_t LCTX_MAX_NESTING = 200;
 constexpr size_t LCTX_MAX_OPEN = 1000;
 

@@ -1,6 +1,6 @@
 #include "pattern.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 
 #include <algorithm>
 #include <cctype>
@@ -248,7 +248,7 @@ void lctx_pattern::read(const std::string & more) {
     }
 }
 
-// Where a match ended the thread stays until the end of what is read: what must not follow may still come.
+// Read the next byte. A thread stays where its match ended until all is read: what must not follow may still come.
 void lctx_pattern::step(unsigned char c) {
     threads next;
     seen seen;
@@ -264,7 +264,7 @@ void lctx_pattern::step(unsigned char c) {
     threads_ = std::move(next);
 }
 
-// Whether the thread continues with c.
+// Return whether the thread continues with c.
 bool lctx_pattern::survives(thread & t, unsigned char c) const {
     std::vector<std::pair<size_t, size_t>> ahead;
     for (const auto & [at, n] : t.ahead) {

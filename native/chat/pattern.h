@@ -19,7 +19,8 @@ class lctx_pattern {
     // The text continues with this.
     void read(const std::string & more);
 
-    // Where the first match in the text begins, or what its group captured unless that is empty. NONE: there is no match.
+    // Return where the first match in the text begins, or what its group captured unless that is empty. NONE: there is
+    // no match.
     size_t find() const;
 
     // No match that is still to come begins before.

@@ -1,6 +1,6 @@
 #include "trigger.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 #include "common.h"
 
 #include <algorithm>

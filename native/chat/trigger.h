@@ -1,4 +1,4 @@
-// What begins a lazy grammar within an answer: a token, or text that a pattern finds.
+// Watches an answer for what begins a lazy grammar: a token, or text that a pattern finds.
 #pragma once
 
 #include "json.h"
@@ -15,11 +15,11 @@ class lctx_trigger {
     // spec: see lctx_sampler_constrain. Throws lctx_refusal.
     lctx_trigger(const llama_vocab * vocab, const common_json & spec);
 
-    // Whether the grammar begins with this token, or text before it that becomes a trigger with it: as llama.cpp's own search in all of
-    // the answer, whose end alone is kept here.
+    // Return whether the grammar begins with this token, or with text before it that becomes a trigger with it. It
+    // finds what llama.cpp's own search in all of the answer finds, but keeps the end of the answer alone.
     bool finds(llama_token token);
 
-    // What the grammar begins with: tokens, and the text that each of them stands for.
+    // Return what the grammar begins with: tokens, and the text that each of them stands for.
     const std::deque<std::pair<llama_token, std::string>> & held() const { return held_; }
 
   private:

@@ -55,7 +55,8 @@ struct schedule : lctx_tiling {
     int64_t least_tiles(const lctx_attend_args & a) const {
         return (int64_t)a.n_head_kv * n_head_tile * lctx_ceil_div(a.choices().n_alone(), tile_tokens);
     }
-    // Where splits end at fixed cells, all of them wait until they are merged. Where they would be too many, a tile has one thread.
+    // Return the bytes for splits that end at fixed cells, all of which wait until they are merged. If they would be
+    // too many, a tile has one thread.
     size_t pieces_size(const lctx_attend_args & a) const {
         const int64_t n_tile_most = std::min<int64_t>(JOBS, (int64_t)a.n_head_kv * n_head_tile * a.n_tokens);
         const int64_t n_block = (int64_t)a.cache.table.head_stride << a.cache.table.shift >> LCTX_PAGE_SHIFT;
@@ -74,7 +75,7 @@ struct schedule : lctx_tiling {
     size_t partial_size(const lctx_attend_args & a) const {
         return a.params.fixed ? (shares_pieces(a) ? pieces_size(a) : 0) : (size_t)2 * JOBS * state_size() * sizeof(float);
     }
-    // What the tiles read is looked up once for all their splits.
+    // Return the bytes for what the tiles read, which is looked up once for all their splits.
     size_t shared_plans_size(const lctx_attend_args & a) const {
         return least_tiles(a) < JOBS ? JOBS * GGML_PAD(lctx_tile_plan::size(a, *this), LCTX_CACHE_LINE) : 0;
     }

@@ -1,4 +1,4 @@
-// What queries think of the rows they have read, given their scores and LSE: a weight is exp(score - LSE).
+// Turns scores and LSE into votes of queries for the rows they have read: a weight is exp(score - LSE).
 #pragma once
 
 #include "columns.h"

@@ -58,8 +58,9 @@ struct lctx_block {
     int32_t next;  // cell that is read after these, -1: none
 };
 
-// Whether n columns take less time as rows than as a matrix, whose keys are unpacked and whose columns are padded and transposed. Measured
-// in docs/research/kernels.md. Floats: 5 columns of fixed time for a matrix, and 0.6 (AVX-512) or 0.8 for each of its columns.
+// Return whether n columns take less time as rows than as a matrix, whose keys are unpacked and whose columns are
+// padded and transposed. Measured in docs/research/kernels.md. Floats: 5 columns of fixed time for a matrix, and 0.6
+// (AVX-512) or 0.8 for each of its columns.
 static inline bool lctx_as_rows(const lctx_attend_args & a, int n, bool is_chunk) {
     const bool k_rounded = lctx_has_8_bits(a.cache.k_pool.type), v_rounded = lctx_has_8_bits(a.cache.v_pool.type);
     if (a.params.fixed || k_rounded != v_rounded || a.head_dim_v % LCTX_VL != 0) {

@@ -1,5 +1,5 @@
-// What the attention kernels share: columns of rotated queries against a block of stored rows.
-// A column is one (token, query head); scores and transposed queries are laid out [key or dimension][column].
+// The attention kernels share this: columns of rotated queries against a block of stored rows. A column is one (token,
+// query head); scores and transposed queries are laid out [key or dimension][column].
 #pragma once
 
 #include "../ops/cache.h"
@@ -134,7 +134,7 @@ static inline void lctx_rescale(float * o, float factor, int dim_v) {
     }
 }
 
-// The same rows in a type that vectors can read: as they are, or unpacked to tmp, [n][dim].
+// Return the rows in a type that vectors can read: as they are, or unpacked to tmp, [n][dim].
 static inline lctx_stored lctx_readable(const lctx_stored & rows, int n, int dim, float * tmp) {
     if (lctx_with_rows(rows.type, [](auto) {})) {
         return rows;

@@ -1,5 +1,5 @@
 // From ggml nodes to the CPU kernels.
-#include "../backend.h"
+#include "../base/backend.h"
 #include "../hooks.h"
 #include "../ops/nodes.h"
 

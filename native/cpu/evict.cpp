@@ -36,7 +36,7 @@ void keep_best(const lctx_held & held, lctx_score kind, int32_t n, int32_t n_bes
     }
 }
 
-// Which of n_held rows stay after row p, at most `budget` of them where the rule has one.
+// Decide which of n_held rows stay after row p, at most `budget` of them if the rule has one.
 void decide(const lctx_evict_params & params, const lctx_held & held, int32_t n_held, int32_t p, int32_t budget, const scratch & w) {
     const lctx_retain & r = params.retain;
     const int32_t n_old = std::min(held.cell(r.first_safe(p, params.chunk_size)), n_held);

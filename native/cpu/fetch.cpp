@@ -35,7 +35,7 @@ void mark(const head & h, const lctx_segment & segment, bool is_run) {
     }
 }
 
-// What tokens outside of tiles read, then the runs of those in tiles, and each list once.
+// Mark what tokens outside of tiles read, then the runs of those in tiles, and each list once.
 void mark(const head & h) {
     const lctx_fetch_args & a = h.a;
     const lctx_choices choices = a.choices();
@@ -58,7 +58,7 @@ void mark(const head & h) {
     }
 }
 
-// What is there and stays is not wanted any more.
+// Find what is there already: it stays, and is not wanted any more.
 void find(const head & h) {
     const int of_page = h.a.of_page();
     for (int frame = 0; frame < h.r.n_staged; frame++) {

@@ -89,7 +89,8 @@ template <typename R, int N> static LCTX_KERNEL void lctx_few_scores_n(const lct
     }
 }
 
-// The same with sums in the order of a product for many columns (gemm.h): keys in the lanes, one dimension after the other.
+// Compute the scores with sums in the order of a product for many columns (gemm.h): keys in the lanes, one dimension
+// after the other.
 template <typename R, int N>
 static LCTX_KERNEL void lctx_few_scores_turned(const lctx_stored & k, int n, const float * q, int dim, float * s) {
     const size_t step = GGML_PAD(LCTX_VL * k.row_size * LCTX_VL / dim, 64);

@@ -55,7 +55,7 @@ static inline void lctx_vstore(lctx_pair * p, lctx_vf v) {
 }
 #endif
 
-// Where the rows of a product go: one after the other, or each to an address of its own.
+// These say where the rows of a product go: one after the other, or each to an address of its own.
 struct lctx_rows_in_order {
     float * first;
     int64_t step;

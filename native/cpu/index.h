@@ -129,7 +129,7 @@ static inline lctx_vi lctx_vdot_small(lctx_vi sum, lctx_vi small, lctx_vi bytes)
 #endif
 }
 
-// Where products of bytes are added in 16 bits: as many of them at a time as fit, 4 * 2 * 20 * 127 < 2^15. It halves the multiplications.
+// Add products of bytes in 16 bits, as many at a time as fit: 4 * 2 * 20 * 127 < 2^15. It halves the multiplications.
 #if !LCTX_HAS_DOT && defined(__AVX2__) && !defined(__AVX512F__)
 #define LCTX_HAS_SHORT_SUMS 1
 constexpr int LCTX_SHORT_SUMS = 4;
@@ -339,7 +339,7 @@ static inline lctx_vf lctx_vlog2(lctx_vf x) {
     return __builtin_convertvector(exponent, lctx_vf) + 2.88539008f * z * p;
 }
 
-// Where the rows of one head of a sequence lie in the index.
+// Says where the rows of one head of a sequence lie in the index.
 struct lctx_index_rows {
     const lctx_cache_args & cache;
     int32_t head, seq;

@@ -107,7 +107,7 @@ static inline lctx_log_sum lctx_sum_row(const float * s, int lo, int hi) {
     return {most, lctx_vsum(v[0])};
 }
 
-// The same of LCTX_VL columns that stand side by side.
+// Compute the largest score and the sum of powers for LCTX_VL columns that stand side by side.
 static inline void lctx_sum_columns(const float * s, int64_t step, int lo, int hi, lctx_vf & most, lctx_vf & sum) {
     constexpr int GROUP = lctx_index_shape::GROUP;
     lctx_vf v[GROUP];
@@ -135,7 +135,7 @@ static inline void lctx_add_log_sum(lctx_vf & most, lctx_vf & sum, lctx_vf more,
     most = top;
 }
 
-// Where the rows of a chunk are: cells [lo, hi).
+// The rows of a chunk are in cells [lo, hi).
 struct lctx_chunk_cells {
     int32_t lo, hi;
 };

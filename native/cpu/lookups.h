@@ -1,5 +1,5 @@
-// How much of the lists *attend* and *vote* look at: an addition per tile or split, for tests. It must grow neither with the number of
-// threads nor with the context.
+// Counts how much of the lists *attend* and *vote* look at, for tests, with an addition per tile or split. It must grow
+// neither with the number of threads nor with the context.
 #pragma once
 
 #include <atomic>

@@ -26,7 +26,7 @@ static inline int lctx_n_key(int n) {
     return (n + LCTX_VL - 1) / LCTX_VL * LCTX_VL;
 }
 
-// How many of n keys, a multiple of LCTX_VL, reach `least`.
+// Count those of n keys, a multiple of LCTX_VL, that reach `least`.
 static inline int lctx_count_keys(const uint32_t * keys, int n, uint32_t least) {
     lctx_vi count = {};
     for (int i = 0; i < n; i += LCTX_VL) {

@@ -1,4 +1,5 @@
-// How *select* scores chunks at the angles of their base: columns of queries, and what they are compared with.
+// Shared by the kernels with which *select* scores chunks at the angles of their base: columns of queries, and what
+// they are compared with.
 //
 // ../ops/summaries.h says what a score is.
 #pragma once
@@ -24,7 +25,7 @@ struct lctx_select_tile {
     int head(int column) const { return head0 + column % n_head; }
 };
 
-// What any token of the tile scores at the angle of a slot.
+// Return the chunks that any token of the tile scores at the angle of a slot.
 static inline lctx_chunk_range lctx_scored(const lctx_select_args & a, const lctx_select_tile & t, int slot) {
     lctx_chunk_range all;
     for (int32_t i = 0; i < t.n_token; i++) {
@@ -33,8 +34,8 @@ static inline lctx_chunk_range lctx_scored(const lctx_select_args & a, const lct
     return all;
 }
 
-// Where the score of a chunk and a column lies: few columns one after the other, so that a choice reads its own scores alone; more of them
-// side by side, as products give them.
+// Says where the score of a chunk and a column lies. Few columns stand one after the other, so that a choice reads its
+// own scores alone; more of them stand side by side, as products give them.
 struct lctx_score_steps {
     int64_t of_chunk, of_column;
 

@@ -91,7 +91,8 @@ void write_chunks(const lctx_select_args & a, int32_t token, const int32_t * cho
     std::fill(to, dst + a.chunks.n_segment(), lctx_segment{0, 0, 0, a.rows[token].seq});
 }
 
-// The same side by side: runs and chosen chunks in their order, each from one position nearer than the one before it.
+// Write the segments side by side: runs and chosen chunks in their order, each from one position nearer than the one
+// before it.
 void write_packed(const lctx_select_args & a, int32_t token, const int32_t * chosen, int n, lctx_segment * dst) {
     const int size = a.chunks.chunk_size;
     const lctx_segment * runs = a.segs + (size_t)token * a.chunks.n_given();
@@ -251,7 +252,7 @@ int64_t n_value(const lctx_select_args & a) {
     return lctx_round_up(a.n_chunk_max, LCTX_VL);
 }
 
-// What readers need of the tokens of a tile next to its lists.
+// Write what readers need of the tokens of a tile next to its lists.
 void write_given(const lctx_select_args & a, int32_t tile) {
     const lctx_written_choices choices = a.choices();
     choices.firsts()[tile] = a.tiles[tile];

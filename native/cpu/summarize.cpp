@@ -85,7 +85,7 @@ void load_values(const lctx_summarize_args & a, const chunk & c, int head_kv, co
     });
 }
 
-// Where the queries of the chunk are: tokens of this batch, or the ring.
+// Find the queries of the chunk: among the tokens of this batch, or (-1) in the ring.
 void find_queries(const lctx_summarize_args & a, const chunk & c, const scratch & w) {
     std::fill_n(w.token, a.params.chunk_size, -1);
     for (int32_t t = 0; t <= c.last; t++) {

@@ -12,8 +12,8 @@
 
 namespace {
 
-// How long a thread looks before it sleeps. For work, in ggml's unit of 128k looks: longer than what lies between two tokens. At a
-// barrier, in looks: longer than most threads are apart, shorter than it takes to be woken.
+// A thread looks this long before it sleeps. For work, in ggml's unit of 128k looks: longer than what lies between two
+// tokens. At a barrier, in looks: longer than most threads are apart, shorter than it takes to be woken.
 constexpr uint32_t POLL = 1;
 constexpr int N_LOOK = 2048;
 

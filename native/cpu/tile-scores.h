@@ -1,6 +1,6 @@
-// What a query reads anyway as the measure of what it could read: r(c), the log of the sum over these rows, makes scores of several queries
-// comparable. The value of a chunk for a tile is v(i) = max over columns c of (largest score of a key of chunk i at the query of c) - r(c).
-// Scores are to the base 2.
+// Takes what a query reads anyway as the measure of what it could read: r(c), the log of the sum over these rows, makes
+// scores of several queries comparable. The value of a chunk for a tile is v(i) = max over columns c of (largest score
+// of a key of chunk i at the query of c) - r(c). Scores are to the base 2.
 #pragma once
 
 #include "key-scores.h"

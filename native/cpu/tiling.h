@@ -3,8 +3,8 @@
 
 #include "columns.h"
 
-// How the tokens and heads are cut. The sizes depend on shapes only, not on the threads: neither do sums. The cut of the tokens also
-// depends on their sequences.
+// Cuts the tokens and heads into tiles. The sizes depend on shapes only, not on the threads: neither do sums. The cut
+// of the tokens also depends on their sequences.
 struct lctx_tiling {
     static constexpr int MAX_STATES = 1024;  // columns of a tile that reads chunks: their outputs stay in the second-level cache
     static constexpr int MIN_TOKENS = 16;    // of such a tile, if there are that many

@@ -11,12 +11,12 @@ namespace {
 
 constexpr int JOBS_PER_THREAD = 4;
 
-// Which jobs of a KV head there are: every n_split-th block of cells.
+// Gives a job of a KV head every n_split-th block of cells.
 struct split {
     int index, n_split;
 
     int first(int block) const { return lctx_first_mine(block, index, n_split); }
-    // Whether any of cells [lo, hi) is here.
+    // Return whether any of cells [lo, hi) is here.
     bool has(int lo, int hi) const { return lo < hi && first(lo / LCTX_BLOCK) * LCTX_BLOCK < hi; }
 };
 
@@ -142,7 +142,7 @@ void vote_head(const lctx_vote_args & v, const lctx_tiling & t, int head_kv, con
     }
 }
 
-// How the work is cut, and buffers of what tiles read.
+// Cuts the work, and sizes the buffers of what tiles read.
 struct schedule : lctx_tiling {
     int n_split;    // of a KV head
     bool together;  // they share what a tile reads: where nothing is chosen it has few items
@@ -187,7 +187,8 @@ void vote_together(const ggml_compute_params * params, const lctx_vote_args & v,
     }
 }
 
-// The same votes with the lists of tiles, if there are any, written out for every token at `segs`.
+// Return arguments for the same votes in which the lists of tiles, if there are any, are written out for every token at
+// `segs`.
 lctx_vote_args expanded(const lctx_vote_args & args, const lctx_segment * segs) {
     const bool has_tiles = args.attend.params.tiles.n_tile > 0;
     return {has_tiles ? lctx_expanded_args(args.attend, segs) : args.attend, args.voters, args.retain};

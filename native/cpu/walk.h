@@ -18,8 +18,8 @@ struct lctx_reader {
     int32_t angle;  // of that: segments are far apart
 };
 
-// What the columns of a tile read, ascending: readers[start[i] .. start[i + 1]) are the columns that read bucket[i], ascending. Parts of
-// the tile find theirs by the cells or by the running number of blocks.
+// Holds what the columns of a tile read, ascending: readers[start[i] .. start[i + 1]) are the columns that read
+// bucket[i], ascending. Parts of the tile find theirs by the cells or by the running number of blocks.
 struct lctx_tile_plan {
     int32_t *cursor, *chunk;  // [max_column]  while lists are merged: where they are, and the chunk there
     int32_t & n;              // items
@@ -166,7 +166,8 @@ static inline void lctx_merge_segments(const lctx_attend_args & a, const lctx_ti
     to.end();
 }
 
-// What up to LCTX_MAX_COLUMNS readers read of an item: cells that any of them reads, and cells that all of them read.
+// Holds what up to LCTX_MAX_COLUMNS readers read of an item: cells that any of them reads, and cells that all of them
+// read.
 struct lctx_item {
     const lctx_reader * readers;
     int n;
@@ -249,7 +250,7 @@ template <typename F> static inline void lctx_each_readers(const lctx_tile_plan 
     }
 }
 
-// Where the items lie, and their blocks.
+// Find the cells of the items, and count their blocks.
 static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t, int head_kv, const lctx_tile_plan & plan) {
     const int size = a.params.chunk_size;
     plan.n_before[0] = 0;
@@ -272,7 +273,7 @@ static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t
     }
 }
 
-// What a tile reads; once for all its parts.
+// Look up what a tile reads; once for all its parts.
 static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_tile_plan & plan) {
     lctx_merge_segments(a, t, tile, plan);
     lctx_locate(a, t, tile.head_kv, plan);

@@ -12,7 +12,7 @@
 
 namespace {
 
-// Where a buffer lies.
+// Says where a buffer lies.
 struct memory {
     int device = -1;  // of the CUDA runtime
     char * data = nullptr;

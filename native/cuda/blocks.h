@@ -1,4 +1,5 @@
-// How *attend* goes over what a tile reads: its shapes, how shared memory is used, blocks of rows on their way, and the walk over them.
+// Shows how *attend* goes over what a tile reads: its shapes, how shared memory is used, blocks of rows on their way,
+// and the walk over them.
 #pragma once
 
 #include "plan.h"
@@ -35,13 +36,13 @@ template <int DIM_, bool FEW> struct lctx_attend_shape {
     static constexpr size_t STATES = ROW_WARPS > 1 ? (size_t)ROW_WARPS * COLUMNS * STATE * sizeof(float) : 0;
     static_assert(STATES <= TILE && TILE % 16 == 0 && QUERIES % 16 == 0 && WARP_DIM % 16 == 0, "shared memory");
 
-    // What this warp has.
+    // This warp has the columns, rows and dimensions from these on.
     __device__ static int column0() { return lctx_warp() % COLUMN_WARPS * 16; }
     __device__ static int row0() { return WIDE ? 0 : lctx_warp() / COLUMN_WARPS * WARP_ROWS; }
     __device__ static int dim0() { return WIDE ? lctx_warp() * WARP_DIM : 0; }
 };
 
-// How shared memory is used: tiles of f16 rows, or one tile and before it the bytes of the next rows.
+// Divides shared memory: into tiles of f16 rows, or one tile and before it the bytes of the next rows.
 struct lctx_attend_stages {
     int ahead;  // blocks that are on their way while one is read: two where two blocks of threads have room for that, else one or none
     int n_tile;
@@ -67,7 +68,7 @@ struct lctx_attend_stages {
     }
 };
 
-// Where the walk is: a block of item `buffer` of those that are known.
+// Says where the walk is: at a block of item `buffer` of those that are known.
 struct lctx_attend_cursor {
     int buffer, block;
     bool valid;
@@ -150,7 +151,7 @@ template <typename S, bool F16> struct lctx_attend_reader {
             }
         }
     }
-    // The same of a block that is read whole and begins in row `row` of the pools.
+    // Fetch a block that is read whole and begins in row `row` of the pools.
     __device__ __forceinline__ void fetch_whole(size_t row, int i) const {
         const lctx_pool_args &k = a.cache.k_pool, &v = a.cache.v_pool;
         if constexpr (F16) {
@@ -168,7 +169,8 @@ template <typename S, bool F16> struct lctx_attend_reader {
         lctx_cuda_unpack_tile<S>(a.cache.k_pool.type, raw(i), a.cache.k_pool.row_size, k_tile(0));
         lctx_cuda_unpack_tile<S>(a.cache.v_pool.type, raw(i) + values(), a.cache.v_pool.row_size, v_tile(0));
     }
-    // What was fetched into the tile, once it is there for all threads; returns what the weights of its values are to be multiplied by.
+    // Unpack what was fetched into the tile, once it is there for all threads. Returns the factor for the weights of
+    // its values.
     __device__ float unpack(const lctx_attend_cursor & p, int i, typename S::memory & m) const {
         const size_t k_row = a.cache.k_pool.row_size;
         each_block(m, p, [&](const lctx_cuda_block & b) {
@@ -183,7 +185,7 @@ template <typename S, bool F16> struct lctx_attend_reader {
         });
     }
     __device__ bool is_here(const lctx_cuda_block & b) const { return st.ahead > 0 && !b.is_gathered(); }
-    // Where the bytes of values begin after those that were fetched of keys, which may have them.
+    // Return where the bytes of values begin after those that were fetched of keys, which may have them.
     __device__ size_t values() const {
         return lctx_values_in_keys(a.cache) ? a.cache.v_pool.data - a.cache.k_pool.data : S::ROWS * a.cache.k_pool.row_size;
     }
@@ -269,7 +271,7 @@ template <typename S> struct lctx_attend_walker {
         put(s, to, block->key != key && turns_for(block->key, to));
         key = block->key;
     }
-    // Whether the columns of the sequence of a key turn for it.
+    // Return whether the columns of the sequence of a key turn for it.
     __device__ bool turns_for(int32_t key, int to) {
         const lctx_cuda_lists lists = {a};
         for (int c = lctx_lane(); c < S::COLUMNS; c += LCTX_WARP) {

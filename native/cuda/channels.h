@@ -1,4 +1,4 @@
-// What stands for a chunk channel by channel, from its keys as they are stored: one summary per KV head.
+// Computes what stands for a chunk channel by channel, from its keys as they are stored: one summary per KV head.
 #pragma once
 
 #include "completed.h"

@@ -1,4 +1,4 @@
-// How *select* chooses among scored chunks.
+// Chooses among scored chunks, for *select*.
 #pragma once
 
 #include "chosen.h"
@@ -7,7 +7,8 @@ static __device__ inline uint32_t lctx_lanes_below() {
     return (1u << lctx_lane()) - 1;
 }
 
-// What WARPS warps choose for one token and choice: all threads of the block, or each warp of it something of its own.
+// Chooses for one token and choice, with WARPS warps: all threads of the block, or each warp of it something of its
+// own.
 template <int WARPS> struct lctx_chooser {
     const lctx_select_args & a;
     lctx_chosen_segments result;
@@ -19,7 +20,7 @@ template <int WARPS> struct lctx_chooser {
     static constexpr uint32_t EMPTY = lctx_choice_key::EMPTY;
     static constexpr int DIGIT = 8, N_BIN = 1 << DIGIT;  // bits of a key that a pass sorts by
 
-    // What is chosen: keys above `least`, and the first `rest` of those that are `least`.
+    // Tells what is chosen: keys above `least`, and the first `rest` of those that are `least`.
     struct cut {
         uint32_t least;
         int rest;
@@ -96,7 +97,7 @@ template <int WARPS> struct lctx_chooser {
                 [&](int c, float of_first) { keys[c] = lctx_choice_key::of(slot_of(c) < 0 ? NAN : score(c, of_first)); });
         sync();
     }
-    // How many keys have each value of the digit at `shift`, of those that begin with `prefix`.
+    // Count how many keys have each value of the digit at `shift`, of those that begin with `prefix`.
     __device__ void fill_bins(uint32_t prefix, int shift) const {
         for (int bin = thread(); bin < N_BIN; bin += STEP) {
             bins()[bin] = 0;
@@ -157,7 +158,7 @@ template <int WARPS> struct lctx_chooser {
         }
         return n;
     }
-    // The same of a chunk for each lane: n grows, and fewer of those at the cut are left.
+    // Put the chunk of each lane if the cut leaves it: n grows, and fewer of those at the cut are left.
     __device__ __forceinline__ void put_of_warp(cut & c, int chunk, int end, uint32_t key, int & n) const {
         const bool is_at = chunk < end && key == c.least, is_above = key > c.least;
         const uint32_t at = lctx_ballot(is_at);
@@ -173,7 +174,7 @@ template <int WARPS> struct lctx_chooser {
         n += __popc(written);
         c.rest -= __popc(at);
     }
-    // What this warp takes of its chunks, which are split among the warps.
+    // Count what this warp takes of its chunks, which are split among the warps.
     __device__ tally count_mine(cut c) const {
         const int size = (int)lctx_div_up(all.end - all.first, STEP) * LCTX_WARP;
         const int first = lctx_min(all.first + lctx_warp() * size, all.end), end = lctx_min(first + size, all.end);
@@ -181,7 +182,7 @@ template <int WARPS> struct lctx_chooser {
         each_of(keys, first + lctx_lane(), end, LCTX_WARP, [&](int, uint32_t key) { n_above += key > c.least, n_at += key == c.least; });
         return {first, end, lctx_warp_sum(n_above), lctx_warp_sum(n_at)};
     }
-    // What the cut leaves of n chunks, by all warps of a block.
+    // Put what the cut leaves of all chunks, by all warps of a block.
     __device__ void put_tallies(cut c) const {
         const tally mine = count_mine(c);
         if (lctx_lane() == 0) {

@@ -1,4 +1,4 @@
-// Where *select* writes the chunks that it chooses (../ops/choices.h).
+// Writes the chunks that *select* chooses where its readers find them (../ops/choices.h).
 #pragma once
 
 #include "scores.h"

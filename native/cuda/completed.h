@@ -1,4 +1,4 @@
-// What *summarize* reads: the chunks that a batch completes, and their stored keys.
+// Finds what *summarize* reads: the chunks that a batch completes, and their stored keys.
 #pragma once
 
 #include "../ops/cache.h"
@@ -27,7 +27,7 @@ static __device__ inline char * lctx_summary_row(const lctx_summarize_args & a, 
     return a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride;
 }
 
-// How the threads of a block share rows: 8 elements each, as many rows at a time as there are threads.
+// Divides rows among the threads of a block: 8 elements each, as many rows at a time as there are threads.
 struct lctx_sharing {
     int dim, n_row, row, d;
 

@@ -20,8 +20,9 @@ constexpr int MOST_READS = 2;    // times that tiles of other tokens or heads re
 constexpr int GROUP = 4;         // heads
 constexpr int WARPS = 4, THREADS = WARPS * LCTX_WARP;
 
-// How a warp holds rows: LANES lanes share one, and each of them has OCTETS times 8 channels of it, and of the queries of HEADS heads.
-// TYPE: of K and V, whose rows wait in half of the registers that floats take; void: any, which the arguments say.
+// Divides rows within a warp: LANES lanes share one, and each of them has OCTETS times 8 channels of it, and of the
+// queries of HEADS heads. TYPE: of K and V, whose rows wait in half of the registers that floats take; void: any, which
+// the arguments say.
 template <int LANES_, int OCTETS_, int HEADS_, typename TYPE_> struct shape {
     using TYPE = TYPE_;
     static constexpr bool KNOWN = !std::is_void_v<TYPE>;
@@ -38,8 +39,8 @@ template <int LANES_, int OCTETS_, int HEADS_, typename TYPE_> struct shape {
     static __device__ int row() { return lctx_lane() / LANES; }
     static __device__ int channel(int octet) { return 8 * (lctx_lane() % LANES + octet * LANES); }
 
-    // What the lanes of a row have for the heads, added up: each gets the sum of one of them, that of `head`. Every step halves what is
-    // left to add.
+    // Add up what the lanes of a row have for the heads: each gets the sum of one of them, that of `head`. Every step
+    // halves what is left to add.
     static __device__ __forceinline__ float add_lanes(float (&x)[HEADS]) {
         int step = LANES;
         for (int n = HEADS / 2; n > 0; n /= 2) {
@@ -53,7 +54,7 @@ template <int LANES_, int OCTETS_, int HEADS_, typename TYPE_> struct shape {
         return lctx_warp_sum(x[0], step);
     }
     static __device__ int head() { return lctx_lane() % LANES / (LANES / HEADS); }
-    // What the lanes of this row have for head h.
+    // Return what the lanes of this row have for head h.
     static __device__ __forceinline__ float of_head(float x, int h) {
         return HEADS == 1 ? x : lctx_shuffle(x, row() * LANES + h * (LANES / HEADS));
     }
@@ -206,7 +207,7 @@ struct query_octet {
     }
 };
 
-// The same of keys that are multiplied as they are stored: signed bytes, of which a block has one scale.
+// Holds keys that are multiplied as they are stored: signed bytes, of which a block has one scale.
 template <typename T> struct byte_octet {
     uint32_t x[2];
     float scale;
@@ -472,7 +473,7 @@ template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
                                     : with_group<lctx_cuda_q4_0>(a, f);
 }
 
-// Whether with_shape has one for heads that read the same.
+// Return whether with_shape has one for heads that read the same.
 bool has_group(const lctx_attend_args & a) {
     const ggml_type k = a.cache.k_pool.type, v = a.cache.v_pool.type;
     return k == v && (k == GGML_TYPE_F16 || k == GGML_TYPE_Q8_0 || k == GGML_TYPE_Q4_0) && width(a) <= MOST_GROUP_DIM;

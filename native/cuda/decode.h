@@ -3,7 +3,7 @@
 
 #include "kernels.h"
 
-// Whether these arguments are for it.
+// Return whether the decode kernel (decode.cu) takes these arguments.
 bool lctx_cuda_decodes(const lctx_attend_args & args);
 
 // Bytes of work buffer of lctx_cuda_decode; 0: none.

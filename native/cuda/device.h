@@ -1,5 +1,5 @@
-// What the CUDA kernels are written with. nvcc sees CUDA; with LCTX_EMULATE a C++ compiler sees emulate.h, which runs the same kernels
-// on the CPU, so that all of them are tested where there is no GPU.
+// Declares the primitives that the CUDA kernels are written with. nvcc sees CUDA; with LCTX_EMULATE a C++ compiler sees
+// emulate.h, which runs the same kernels on the CPU, so that all of them are tested where there is no GPU.
 #pragma once
 
 #include "../ops/half.h"

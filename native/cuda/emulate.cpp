@@ -35,7 +35,7 @@ struct fiber {
     std::vector<copy> copies;  // on their way
 };
 
-// What runs now. One grid at a time: tests share this.
+// Holds the block of threads that runs now. One grid runs at a time: tests share this.
 struct block {
     const std::function<void()> * kernel;
     std::vector<std::unique_ptr<fiber>> fibers;

@@ -1,5 +1,5 @@
 // The CUDA kernels in place of those of the CPU, for tests, which say so in the environment (LCTX_EMULATE_CUDA).
-#include "../backend.h"
+#include "../base/backend.h"
 #include "dispatch.h"
 
 #include <cstdlib>

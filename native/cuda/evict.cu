@@ -11,7 +11,7 @@ namespace {
 
 constexpr int THREADS = 512;
 
-// What was decided for a head: cells from n_old on stay, and those before with a rank of at least `least`.
+// Tells what was decided for a head: cells from n_old on stay, and those before with a rank of at least `least`.
 struct decision {
     uint64_t least;
     int32_t n_held;
@@ -73,7 +73,7 @@ __device__ uint64_t nth_best(lctx_score kind, const int32_t * scores, int32_t n_
     return best;
 }
 
-// Which rows of a head stay after row p; all threads call.
+// Decide which rows of a head stay after row p; all threads call.
 __device__ decision decide(const lctx_evict_args & a, const lctx_held & held, int32_t p, int32_t budget, search_memory & m) {
     const lctx_retain & r = a.params.retain;
     decision d = {0, p + 1 - held.n_gone(), 0};

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int THREADS = 128;
 
-// What a head copies: jobs[head] = number, then (frame, key) of each.
+// Lists what a head copies: jobs[head] = number, then (frame, key) of each.
 struct jobs {
     int32_t * data;
     int n_staged;
@@ -59,7 +59,7 @@ __device__ void mark(const head & h) {
     __syncthreads();
 }
 
-// What is there and stays is not wanted any more.
+// Find what is there already: it stays, and is not wanted any more.
 __device__ void find(const head & h) {
     const int n = h.a.of_page();
     for (int frame = (int)threadIdx.x * n; frame < h.r.n_staged; frame += THREADS * n) {

@@ -9,9 +9,9 @@
 // Scores are base 2.
 constexpr float LCTX_LOG2_E = 1.44269504f, LCTX_LN_2 = 0.69314718f;
 
-// How rows of f16 numbers lie in a tile, so that eight of a matrix begin in different banks: with padding, or without it, where units of 8
-// numbers change places within a row. at(row, d): of number d. plus(at(row, e), d) = at(row, e + d) if e and d have no bit below WIDTH in
-// common.
+// Lays out rows of f16 numbers in a tile so that eight of a matrix begin in different banks: with padding, or without
+// it, where units of 8 numbers change places within a row. at(row, d): of number d. plus(at(row, e), d) = at(row, e +
+// d) if e and d have no bit below WIDTH in common.
 template <int STRIDE_> struct lctx_cuda_padded {
     static constexpr int STRIDE = STRIDE_;
     static __device__ __forceinline__ int at(int row, int d) { return row * STRIDE + d; }
@@ -26,7 +26,7 @@ template <int DIM> struct lctx_cuda_swizzled {
         constexpr int ROWS = 8 / PLACES;  // that begin in different banks as they are
         return row * DIM + (d ^ row / ROWS % PLACES * UNIT);
     }
-    // What many numbers have in common is in one register.
+    // Return where the number d after `at` lies: what many numbers have in common stays in one register.
     static __device__ __forceinline__ int plus(int at, int d) { return (at ^ d % WIDTH) + d / WIDTH * WIDTH; }
 };
 
@@ -77,7 +77,7 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
         });
     }
 
-    // The same of groups of 16 rows: bit n of the n-th; scores of the others are 0.
+    // Score groups of 16 rows: bit n stands for the n-th; scores of the others are 0.
     template <bool KEPT>
     __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, LAYOUT> & q, const uint16_t * k, uint32_t groups) {
         clear_scores();
@@ -122,7 +122,7 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
     template <typename F> __device__ __forceinline__ void each_score(F && f) {
         lctx_unrolled<GROUPS>([&](int n) { each_score_of(n, [&](float & s, int i, int row) { f(s, i, n * 16 + row); }); });
     }
-    // The same of rows [16 n, 16 n + 16), which are counted from 0.
+    // Call f for rows [16 n, 16 n + 16), which are counted from 0.
     template <typename F> __device__ __forceinline__ void each_score_of(int n, F && f) {
         const int t = lctx_lane() % 4;
         lctx_unrolled<8>([&](int i) { f(s[2 * n + i / 4][i % 4], i % 4 / 2, i / 4 * 8 + 2 * t + i % 2); });
@@ -154,7 +154,7 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
     __device__ __forceinline__ void weigh(const uint16_t * v) {
         lctx_unrolled<GROUPS>([&](int n) { add_values(v, n); });
     }
-    // The same over these groups of rows.
+    // Add these groups of rows only.
     __device__ __forceinline__ void weigh(const uint16_t * v, uint32_t groups) {
         lctx_unrolled<GROUPS>([&](int n) {
             if (groups >> n & 1) {

@@ -101,7 +101,7 @@ static __device__ void lctx_turn_query(const lctx_attend_args & a, int token, in
     lctx_transform(x, a.params.hadamard.k);
 }
 
-// The same as a row of DIM f16 numbers.
+// Write the turned query as a row of DIM f16 numbers.
 template <int DIM>
 static __device__ void lctx_put_query(const lctx_attend_args & a, int token, int head, int32_t angle, float scale, uint16_t * to) {
     constexpr int N = (DIM + LCTX_WARP - 1) / LCTX_WARP;

@@ -11,7 +11,7 @@ static __device__ __forceinline__ char * lctx_shared() {
     return lctx_shared_memory;
 }
 
-// What went wrong in a launch shows in cudaGetLastError, which ggml looks at.
+// Launch a kernel. What goes wrong shows in cudaGetLastError, which ggml looks at.
 template <typename... P, typename... A>
 void lctx_launch(void (*kernel)(P...), dim3 grid, int n_thread, size_t n_shared, cudaStream_t stream, const A &... args) {
     constexpr size_t WITHOUT_ASKING = 48 * 1024;
@@ -133,7 +133,8 @@ static __device__ __forceinline__ float lctx_div(float x, float y) {
     return __fdiv_rn(x, y);
 }
 
-// The same, and the compiler does not know it: a constant stays in its register instead of being written again.
+// Return x so that the compiler does not know its value: a constant stays in its register instead of being written
+// again.
 static __device__ __forceinline__ int lctx_kept(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -191,7 +192,7 @@ static __device__ __forceinline__ void lctx_load_matrices(uint32_t (&r)[4], cons
                  : "memory");
 }
 
-// The same of the transposed matrices: r[i] = matrix i at rows 2 t, 2 t + 1, column g.
+// Load the transposed matrices: r[i] = matrix i at rows 2 t, 2 t + 1, column g.
 static __device__ __forceinline__ void lctx_load_transposed(uint32_t (&r)[4], const void * row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -4,7 +4,7 @@
 #include "../ops/cache.h"
 #include "device.h"
 
-// Where group `index` of the rows of one head of a sequence lies.
+// Return where group `index` of the rows of one head of a sequence lies.
 static __device__ __forceinline__ char * lctx_index_group(const lctx_cache_args & cache, int32_t index, int32_t head, int32_t seq) {
     return lctx_pool_at(cache.index, lctx_pool_row(cache.table, index * lctx_index_shape::GROUP, head, seq));
 }
@@ -53,7 +53,7 @@ template <int BITS> struct lctx_level_bytes {
         levels[0] = lctx_permute(LEVELS, 0, choice);
         levels[1] = lctx_permute(LEVELS, 0, choice >> 16);
     }
-    // Where a channel of row `row` of the left factor lies among the bytes of its registers: [step][lane] uint4.
+    // Return where a channel of row `row` of the left factor lies among the bytes of its registers: [step][lane] uint4.
     LCTX_HD static int at(int n_code, int channel, int row) {
         const int byte = channel % n_code, bit = channel / n_code * BITS, word = byte / lctx_index_shape::WORD;
         const int step = word / 4 * STEPS + bit % 4 / BITS, lane = row % 8 * 4 + word % 4;

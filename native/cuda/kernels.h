@@ -23,13 +23,13 @@ template <typename F> auto lctx_cuda_with_width(int dim, F && f) {
                         : f(lctx_cuda_width<LCTX_CUDA_MOST_DIM>());
 }
 
-// What a launch needs to know of the device.
+// Tells what a launch needs to know of the device.
 struct lctx_cuda_device {
     int n_multiprocessor;
     size_t max_shared;  // bytes that a block may ask for
 };
 
-// Where a node runs; work: lctx_cuda_NAME_wsize bytes, 256-byte aligned.
+// Says where a node runs; work: lctx_cuda_NAME_wsize bytes, 256-byte aligned.
 struct lctx_cuda_queue {
     lctx_cuda_device device;
     cudaStream_t stream;

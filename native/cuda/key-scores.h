@@ -1,5 +1,6 @@
-// How *select* scores chunks by keys: levels and the bytes of queries are small integers, which f16 numbers are exactly, and so are their
-// sums as floats. Tensor cores multiply 16 columns, each the query of a token and head, with the rows of a group (flash.h on their layout).
+// Scores chunks by keys, for *select*: levels and the bytes of queries are small integers, which f16 numbers are
+// exactly, and so are their sums as floats. Tensor cores multiply 16 columns, each the query of a token and head, with
+// the rows of a group (flash.h on their layout).
 #pragma once
 
 #include "index.h"
@@ -45,7 +46,7 @@ __device__ void round_query(const lctx_select_args & a, float * q, lctx_key_quer
 
 // ---- products ----
 
-// What a block knows of a column: it scores chunks [first, end), and where.
+// Tells what a block knows of a column: it scores chunks [first, end), and where.
 struct key_column {
     int first, end;
     float * scores;  // [n_chunk_max]

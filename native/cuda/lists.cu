@@ -41,7 +41,8 @@ template <int DIM_, bool F16_> struct shape {
     __device__ static int dim0() { return WIDE ? lctx_warp() * WARP_DIM : 0; }
 };
 
-// What columns read of one segment: rows of a run by their number, those of a far range by their place in the list.
+// Tells what columns read of one segment: rows of a run by their number, those of a far range by their place in the
+// list.
 struct part {
     int32_t lo, hi;          // that any column reads
     int32_t all_lo, all_hi;  // that every column reads
@@ -50,7 +51,7 @@ struct part {
     int32_t first;           // group of the list, of a far range
 };
 
-// Where the groups of a block lie; nullptr: nothing is read of them.
+// Points to the groups of a block; nullptr: nothing is read of them.
 template <int GROUPS> struct sources {
     const char *k[GROUPS], *v[GROUPS];
 };
@@ -191,7 +192,7 @@ template <typename S> struct list_reader {
         }
         return c;
     }
-    // Where group `g` of a block lies.
+    // Find where group `g` of a block lies.
     __device__ void look_up(const cursor & c, int g, const char *& k, const char *& v) const {
         const part & p = parts()[c.part];
         const int32_t at = c.block * S::ROWS + g * GROUP;
@@ -335,7 +336,7 @@ template <typename S> struct list_reader {
         });
         return most;
     }
-    // The same of any type; 0 where all are halves.
+    // Unpack rows of any type. Returns 0 where all are halves.
     __device__ float unpack(ggml_type type, const char * rows, size_t row_size, int n_dim, const bounds & b, float factor) const {
         float most = 0.0f;
         lctx_cuda_with_rows(type, [&](auto of_type) {
@@ -365,7 +366,7 @@ template <typename S> struct list_reader {
 
     // ---- columns ----
 
-    // Whether a column looks at a part from another angle than at what it read before; all warps find the same.
+    // Return whether a column looks at a part from another angle than at what it read before; all warps find the same.
     __device__ bool turns(const part & p) {
         bool any = false;
         int32_t angle[2];
@@ -507,7 +508,7 @@ template <typename S> struct list_reader {
         fetch_k(next, i + 1);
         f.weigh(v_tile() + S::dim0());
     }
-    // The same of rows that are unpacked; keys and values are on their way.
+    // Read rows that are unpacked; keys and values are on their way.
     __device__ __forceinline__ void read_bytes(const cursor & now, const cursor & next, int i, bool enters) {
         lctx_copy_wait<1>();
         __syncthreads();  // keys are here, and all have read the values before

@@ -3,7 +3,7 @@
 
 #include "partial-states.h"
 
-// Whether lists are read as they are; else they are written out as segments of every token (expand.h).
+// Return whether lists are read as they are; else they are written out as segments of every token (expand.h).
 bool lctx_cuda_reads_lists(const lctx_cuda_device & device, const lctx_attend_args & args);
 
 // Parts of what a tile reads, whose states are merged; 1 without tiles.

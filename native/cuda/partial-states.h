@@ -56,5 +56,5 @@ struct lctx_partial_states {
     }
 };
 
-// What comes after the partial states: they are merged, and the output of values that were transformed is transformed back.
+// Merge the partial states, and transform back the output of values that were transformed.
 void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args, const lctx_partial_states & partials);

@@ -1,5 +1,6 @@
-// What a tile of *attend* reads of chunks: pieces of up to 16 cells, each once, with the columns that read it. That is the inverted list of
-// LongHeads, made for a tile before it is computed, because heads and tokens choose many of the same chunks.
+// Plans what a tile of *attend* reads of chunks: pieces of up to 16 cells, each once, with the columns that read it.
+// That is the inverted list of LongHeads, made for a tile before it is computed, because heads and tokens choose many
+// of the same chunks.
 #pragma once
 
 #include "kernels.h"

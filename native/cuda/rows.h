@@ -161,12 +161,12 @@ template <typename T> static __device__ __forceinline__ void lctx_load_8(const c
     T::load(row + (size_t)(i / T::BLOCK) * T::SIZE, i % T::BLOCK, x);
 }
 
-// The same as f16 numbers.
+// Load them as f16 numbers.
 template <typename T> static __device__ __forceinline__ uint4 lctx_load_halves(const char * row, int i) {
     return T::halves(row + (size_t)(i / T::BLOCK) * T::SIZE, i % T::BLOCK);
 }
 
-// The same where the type is known at run time only.
+// Load them where the type is known at run time only.
 static __device__ inline void lctx_load_8(ggml_type type, const char * row, int i, float (&x)[8]) {
     switch (type) {
         case GGML_TYPE_F32:  return lctx_load_8<lctx_cuda_f32>(row, i, x);
@@ -180,7 +180,7 @@ static __device__ inline void lctx_load_8(ggml_type type, const char * row, int 
     }
 }
 
-// The same of floats in memory, at once where they are aligned.
+// Load floats from memory, at once where they are aligned.
 static __device__ __forceinline__ void lctx_load_8(const float * at, float (&x)[8]) {
     if ((uintptr_t)at % 16 == 0) {
         const float4 low = *(const float4 *)at, high = *(const float4 *)(at + 4);

@@ -1,4 +1,4 @@
-// How *select* scores chunks: where queries and scores stand in the work buffer, those of some tokens at a time.
+// Lays out the work buffer in which *select* scores chunks: the queries and scores of some tokens at a time.
 #pragma once
 
 #include "../ops/ranges.h"
@@ -29,7 +29,7 @@ struct lctx_choice_key {
     }
 };
 
-// How the work for tokens that choose for themselves is cut and where it lies.
+// Cuts the work for tokens that choose for themselves, and says where it lies.
 struct lctx_select_plan {
     float * scores;      // [n_slab][n_head][n_chunk_max] of the queries from `first` on
     float * references;  // [n_slab][n_head] by weights

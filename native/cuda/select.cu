@@ -40,7 +40,7 @@ __global__ void prepare_queries(lctx_select_args a, lctx_select_plan p) {
 
 // ---- chunks of a warp ----
 
-// What a warp scores: chunks of a list, for token i of the slab.
+// Gives a warp the chunks of a list to score, for token i of the slab.
 struct warp_job {
     int i, list, chunk0;
     int32_t token;

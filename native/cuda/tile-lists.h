@@ -51,7 +51,8 @@ template <int KEYS> struct tile_chooser {
             f(chunk, key(chunk));
         }
     }
-    // How many keys of the block are at least `least`; every other call has other memory, so one barrier is enough.
+    // Count the keys of the block that are at least `least`. Every other call has other memory, so one barrier is
+    // enough.
     __device__ int count(uint32_t least, int call) const {
         uint32_t n = 0;
         each([&](int, uint32_t key) { n += key >= least; });

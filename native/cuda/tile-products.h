@@ -1,10 +1,11 @@
-// How *select* compares queries for a tile (../ops/chunks.h): int8 products of groups of 16 columns, each the query of a token and head,
-// with groups of 16 rows of the index. lane = 4 g + t has columns g and g + 8, and rows 4 t to 4 t + 3.
+// Compares queries for a tile (../ops/chunks.h), for *select*: int8 products of groups of 16 columns, each the query of
+// a token and head, with groups of 16 rows of the index. lane = 4 g + t has columns g and g + 8, and rows 4 t to 4 t +
+// 3.
 #pragma once
 
 #include "scores.h"
 
-// How the columns are cut and where what is made of them lies.
+// Cuts the columns, and says where what is made of them lies.
 struct lctx_tile_work {
     static constexpr int GROUP = 16;  // columns
 

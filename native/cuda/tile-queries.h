@@ -1,5 +1,5 @@
-// What is made of the queries that are compared for a tile: bytes at the angle of each far range, and the reference, which is the log of
-// the sum over what a query reads anyway (../cpu/tile-scores.h).
+// Prepares the queries that are compared for a tile: bytes at the angle of each far range, and the reference, which is
+// the log of the sum over what a query reads anyway (../cpu/tile-scores.h).
 #pragma once
 
 #include "tile-products.h"
@@ -19,7 +19,7 @@ template <typename S> struct tile_queries {
             return {both, sum * lctx_exp2(most - base) + other.sum * lctx_exp2(other.most - base)};
         }
     };
-    // What the columns of this lane read of a run; all of the block's columns read cells [lo, hi).
+    // Tells what the columns of this lane read of a run; all of the block's columns read cells [lo, hi).
     struct view {
         int32_t first[2], end[2], lo, hi;
     };
@@ -166,7 +166,7 @@ template <typename S> struct tile_queries {
             p.references[(p.list_at(a, tile, list) * p.n_group + group) * p.GROUP + i] = is_column(i) ? sum : INFINITY;
         }
     }
-    // What readers need of the tokens of a tile next to its lists.
+    // Write what readers need of the tokens of a tile next to its lists.
     __device__ void put_given() const {
         const lctx_written_choices choices = a.choices();
         const int n_given = a.chunks.n_given();

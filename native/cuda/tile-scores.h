@@ -71,7 +71,8 @@ template <typename S> struct tile_scorer {
         codes.load(a.index, (const char *)(uintptr_t)lctx_shuffle(mine.group, lane));
         return lctx_shuffle(mine.rows, lane);
     }
-    // What makes scores of products except the column: product * scale + offset, from MAGIC on, without those that are not of the chunk.
+    // Unpack what makes scores of products except the column: product * scale + offset, from MAGIC on, without those
+    // that are not of the chunk.
     __device__ __forceinline__ static void unpack_scales(const row_codes<S> & codes, int rows, float (&scale)[2][2],
                                                          float (&offset)[2][2]) {
         codes.unpack_scales(scale);

@@ -13,7 +13,7 @@ struct lctx_cuda_block {
 
     // Near keys of a head that evicts do not lie together: their ring goes by row number.
     __device__ bool is_gathered() const { return near && cache.held.data; }
-    // Where the first slot is or would be: what is read lies together, what is before it may be elsewhere.
+    // Return where the first slot is or would be: what is read lies together, what is before it may be elsewhere.
     __device__ const char * k() const { return near ? lctx_near_row(cache, first, head, seq) : of(cache.k_pool); }
     __device__ const char * v() const { return of(cache.v_pool); }
     __device__ const char * of(const lctx_pool_args & pool) const { return lctx_pool_at(pool, row) - lo * pool.row_size; }
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void lctx_cuda_copy_rows(int n_dim, int lo, in
     });
 }
 
-// The same where all of a tile is read.
+// Copy a tile of which all is read.
 template <typename S> static __device__ __forceinline__ void lctx_cuda_copy_tile(const char * from, size_t row_size, uint16_t * tile) {
     constexpr int PER_ROW = S::DIM / 8, STEPS = S::ROWS * PER_ROW / S::THREADS;
     static_assert(S::ROWS * PER_ROW % S::THREADS == 0, "every thread has as much");

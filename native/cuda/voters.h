@@ -1,4 +1,4 @@
-// Who votes in *vote*: runs of tokens of one sequence, and what a KV head of that sequence holds.
+// Finds who votes in *vote*: runs of tokens of one sequence, and what a KV head of that sequence holds.
 #pragma once
 
 #include "../ops/cache.h"

@@ -9,8 +9,9 @@
 
 #include <climits>
 
-// How the tokens and heads are cut, by shapes only. Heads of a token share a tile where they read the same; of those that choose for
-// themselves, which share less than tokens that follow each other, each has its own. (Of few tokens these are left to decode.cu.)
+// Cuts the tokens and heads into tiles, by shapes only. Heads of a token share a tile where they read the same; of
+// those that choose for themselves, which share less than tokens that follow each other, each has its own. (Of few
+// tokens these are left to decode.cu.)
 struct lctx_cuda_tiling {
     static constexpr int FEW = 16;  // columns
 
@@ -86,7 +87,7 @@ struct lctx_cuda_split {
     LCTX_HD int next(int block, int at) const { return block + (index - at % n_split + n_split) % n_split; }
 };
 
-// What is read next: known to all threads.
+// Tells what is read next: known to all threads.
 struct lctx_cuda_item {
     int32_t lo, hi;          // cells that any column reads
     int32_t all_lo, all_hi;  // cells that every column reads
@@ -156,7 +157,8 @@ struct lctx_cuda_run_walk {
     }
 };
 
-// Whether any column turns for item `to`, which is read after all that were asked about. The lanes of one warp together.
+// Return whether any column turns for item `to`, which is read after all that were asked about. The lanes of one warp
+// call together.
 template <int COLUMNS> static __device__ bool lctx_cuda_turns(lctx_cuda_walk_memory<COLUMNS> & m, int to) {
     bool turns = false;
     for (int c = lctx_lane(); c < COLUMNS; c += LCTX_WARP) {

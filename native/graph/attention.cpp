@@ -1,5 +1,5 @@
 // Attention of one layer: peel the RoPE, chain the sub-ops. lctx_build_attn (hooks.h) is its entry.
-#include "../architectures.h"
+#include "../base/architectures.h"
 #include "../hooks.h"
 #include "chain.h"
 #include "ggml-backend.h"
@@ -45,8 +45,8 @@ lctx_peeled peel(lctx_inputs & inputs, ggml_context * ctx, ggml_tensor * q_cur, 
     return query;
 }
 
-// What is subtracted from the keys of a layer that stores them; nullptr where scores may not all move by the same: a softcap bends them,
-// and a sink stands among them.
+// Return what is subtracted from the keys of a layer that stores them; nullptr if scores may not all move by the same:
+// a softcap bends them, and a sink stands among them.
 ggml_tensor * center_of(const lctx_inputs & inputs, const lctx_peeled & key, const lctx_attend_params & params, const ggml_tensor * sinks,
                         int il) {
     const lctx_kv_cache & cache = inputs.cache;
@@ -72,7 +72,7 @@ ggml_tensor * lctx_build_attn(const llm_graph_context & graph, llm_graph_input_i
     }
     lctx_inputs & inputs = input->ours;
     const lctx_kv_cache & cache = inputs.cache;
-    const lctx_kv_store & store = cache.placement().store(il);
+    const lctx_device_store & store = cache.placement().store(il);
     const lctx_architecture & arch = *lctx_find_architecture(graph.arch);
     if (v_cur && v_cur->ne[0] != cache.placement().shape().head_dim_v) {  // heads side by side
         v_cur = ggml_reshape_3d(graph.ctx0, v_cur, cache.placement().shape().head_dim_v, k_cur->ne[1], k_cur->ne[2]);

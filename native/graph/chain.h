@@ -5,8 +5,8 @@
 
 #include <vector>
 
-// What a layer computes from; chunk_rows where chunks have summaries, voters where heads evict. Without k and v the layer reads the rows of
-// an earlier one, which has stored, summarized and will vote. sinks: F32 [n_head] or nullptr.
+// A layer computes from these; chunk_rows if chunks have summaries, voters if heads evict. Without k and v the layer
+// reads the rows of an earlier one, which has stored, summarized and will vote. sinks: F32 [n_head] or nullptr.
 struct lctx_chain_inputs {
     ggml_tensor *q, *k, *v;  // not rotated
     ggml_tensor *rows, *segs, *chunk_rows, *voters, *angles;
@@ -16,7 +16,7 @@ struct lctx_chain_inputs {
     ggml_tensor * tiles;   // as for lctx_select, or nullptr
 };
 
-// What nodes are called; llama.cpp appends "-layer".
+// Nodes get these names; llama.cpp appends "-layer".
 constexpr const char * LCTX_SELECT_NAME = "lctx_select";
 
 struct lctx_link {
@@ -33,5 +33,5 @@ struct lctx_chain {
 lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer, const lctx_chain_inputs & in,
                             lctx_attend_params params, bool key_pairs);
 
-// Why the layers cannot be where they are, because a device lacks a sub-op; empty when they can.
+// Return why the layers cannot be where they are, because a device lacks a sub-op; empty when they can.
 std::string lctx_why_not_there(const llama_model & model, const lctx_kv_cache & cache);

@@ -74,7 +74,7 @@ const lctx_kv_cache * cache_of(const llm_graph_context & graph) {
     return view ? &view->cache() : nullptr;
 }
 
-// The same question of an input inside another, whose context is a part of theirs.
+// Ask an input inside another whether it can be reused; its context is a part of theirs.
 bool can_reuse_with(llm_graph_input_i & input, llm_graph_params params, const llama_memory_context_i * mctx) {
     params.mctx = mctx;
     return input.can_reuse(params);
@@ -152,7 +152,7 @@ template <class Hybrid, class Attn> std::unique_ptr<Hybrid> make_hybrid_input(co
 
 }  // namespace
 
-void lctx_add(const llm_graph_context & graph, const lctx_kv_store & store, ggml_tensor * node, const char * name, int il) {
+void lctx_add(const llm_graph_context & graph, const lctx_device_store & store, ggml_tensor * node, const char * name, int il) {
     ggml_backend_sched_set_tensor_backend(graph.sched, node, store.backend());
     graph.cb(node, name, il);
     ggml_build_forward_expand(graph.gf, node);
@@ -265,7 +265,7 @@ bool lctx_inputs::can_reuse(const llama_ubatch & ubatch) const {
 }
 
 const lctx_inputs::table & lctx_inputs::tables(const llm_graph_context & graph, const lctx_peeled & peeled, int il) {
-    const lctx_kv_store & store = cache.placement().store(il);
+    const lctx_device_store & store = cache.placement().store(il);
     for (const table & t : tables_) {
         if (t.store->buft == store.buft && lctx_same_rope(t.peeled, peeled)) {
             return t;

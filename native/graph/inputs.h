@@ -1,4 +1,4 @@
-// What a graph gets from the host for each ubatch, and llama.cpp's own inputs with it.
+// Holds what a graph gets from the host for each ubatch, and llama.cpp's own inputs with it.
 #pragma once
 
 #include "../memory/batch.h"
@@ -20,10 +20,10 @@ class lctx_inputs {
     void set(const llama_ubatch & ubatch);
     bool can_reuse(const llama_ubatch & ubatch) const;
 
-    // What layers that rotate alike share on a device.
+    // Layers that rotate alike share this on a device.
     struct table {
         lctx_peeled peeled;
-        const lctx_kv_store * store;
+        const lctx_device_store * store;
         std::vector<float> still;  // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
         ggml_tensor * factors;     // F32 [n_dims/2]
         ggml_tensor * angles;      // F32 [n_dims, n_angle * n_tokens]
@@ -45,7 +45,7 @@ class lctx_inputs {
     ggml_tensor * tiles = nullptr;       // I32 [n_tile]                first tokens of tiles that choose, where there are any
 
   private:
-    // What a graph depends on next to the number of tokens.
+    // A graph depends on this in addition to the number of tokens.
     struct topology {
         bool selects;
         int64_t n_tile;
@@ -58,9 +58,9 @@ class lctx_inputs {
 };
 
 // Add a node to the graph. It runs where the rows of the layer are; the scheduler would move the pools where the weights are.
-void lctx_add(const llm_graph_context & graph, const lctx_kv_store & store, ggml_tensor * node, const char * name, int il);
+void lctx_add(const llm_graph_context & graph, const lctx_device_store & store, ggml_tensor * node, const char * name, int il);
 
-// How build_attn finds them in whatever input a model's graph hands it.
+// Lets build_attn find our inputs in whatever input a model's graph hands it.
 class lctx_has_inputs {
   public:
     lctx_has_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache) : ours(graph, cache) {}

@@ -1,7 +1,7 @@
 #include "rope.h"
 
+#include "../base/refusal.h"
 #include "../ops/params.h"
-#include "../refusal.h"
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +24,7 @@ bool is_rotated(const ggml_tensor * t, std::set<const ggml_tensor *> & seen) {
            std::any_of(std::begin(t->src), std::end(t->src), [&](const ggml_tensor * src) { return is_rotated(src, seen); });
 }
 
-// Why this rotation cannot be taken off; empty when it can. is_normed: heads are normalized after it.
+// Return why this rotation cannot be taken off; empty when it can. is_normed: heads are normalized after it.
 std::string why_not(const ggml_tensor * t, bool is_normed) {
     if (t->op != GGML_OP_ROPE) {
         return std::string("is not the result of RoPE (but of ") + ggml_op_desc(t) + ")";

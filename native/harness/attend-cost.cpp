@@ -39,7 +39,7 @@ double value_size(const lctx_op_args & a) {
     return (double)ggml_row_size((ggml_type)a.type_v, a.head_dim_v);
 }
 
-// What the queries of one KV head read, and how many (query, row) pairs that is.
+// Holds what the queries of one KV head read, and how many (query, row) pairs that is.
 struct reading {
     std::vector<range> far, near;
     double n_pair = 0.0;

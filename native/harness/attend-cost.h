@@ -1,5 +1,5 @@
-// What *attend* must read and multiply for one ubatch: the bytes and operations that a roofline divides by. Everything counts once, however
-// often a kernel touches it.
+// Counts what *attend* must read and multiply for one ubatch: the bytes and operations that a roofline divides by.
+// Everything counts once, however often a kernel touches it.
 #pragma once
 
 #include "layer.h"

@@ -66,8 +66,9 @@ typedef struct lctx_op_args {
 
 int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);
 
-// The same with what llama.cpp has: its layout of the KV cache, ggml_rope_ext, ggml_flash_attn_ext with a mask; attend_us and times are
-// those of ggml_flash_attn_ext. One segment per query, no near ring, no lse; page_seed is not read.
+// Run the same with what llama.cpp has: its layout of the KV cache, ggml_rope_ext, ggml_flash_attn_ext with a mask;
+// attend_us and times are those of ggml_flash_attn_ext. One segment per query, no near ring, no lse; page_seed is not
+// read.
 int32_t lctx_flash_run(lctx_op_args * args, char * err, size_t err_size);
 
 // One layer of any method: n_rows keys, values and queries of one sequence pass in ubatches of n_ubatch, cut at borders, through store,
@@ -160,7 +161,7 @@ typedef struct lctx_rowwise_args {
 
 int32_t lctx_rowwise_run(lctx_rowwise_args * args, char * err, size_t err_size);
 
-// What *attend* and *vote* looked at in their lists since the last call, by all threads (native/cpu/lookups.h).
+// Counts what *attend* and *vote* looked at in their lists since the last call, by all threads (native/cpu/lookups.h).
 typedef struct lctx_lookups_args {
     int64_t segments;  // result: of lists that were inverted
     int64_t items;     // result: that splits of tiles went through
@@ -168,8 +169,8 @@ typedef struct lctx_lookups_args {
 
 int32_t lctx_lookups_run(lctx_lookups_args * args, char * err, size_t err_size);
 
-// Whether the sequences and pages of a context with a method contradict each other (native/memory/sequences.h has what holds); without one
-// nothing is checked.
+// Asks whether the sequences and pages of a context with a method contradict each other (native/memory/sequences.h has
+// what holds); without a method nothing is checked.
 typedef struct lctx_check_args {
     const void * context;  // that lctx_context_llama returns
 } lctx_check_args;
@@ -194,7 +195,7 @@ typedef struct lctx_params_args {
 
 int32_t lctx_params_run(lctx_params_args * args, char * err, size_t err_size);
 
-// What the machine can do at most, measured: each the best of a few runs with n_threads.
+// Tells what the machine can do at most, measured: each the best of a few runs with n_threads.
 typedef struct lctx_roofline_args {
     int32_t n_threads;
     const char * device;    // name of a ggml device: only its copy_bandwidth is measured; NULL: all, of the CPU

@@ -6,7 +6,7 @@
 #include "../methods/tiles.h"
 #include "run.h"
 
-// What stays from ubatch to ubatch; what the method does not need is nullptr.
+// Holds what stays from ubatch to ubatch; what the method does not need is nullptr.
 struct lctx_op_layer : lctx_layer {
     const lctx_op_args & a;
     const lctx_method & method;
@@ -21,7 +21,7 @@ struct lctx_op_layer : lctx_layer {
     bool always_selects = false;      // *select* runs where no query chooses
 };
 
-// What the heads of a layer hold, copied from where it lies.
+// Copies what the heads of a layer hold from where it lies.
 class lctx_held_copy {
   public:
     explicit lctx_held_copy(const lctx_op_layer & layer);

@@ -1,4 +1,4 @@
-// Where the runs of single ops compute.
+// Opens the devices on which the runs of single ops compute.
 #include "run.h"
 
 lctx_backend lctx_backend_of(const char * device, int32_t n_threads) {

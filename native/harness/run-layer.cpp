@@ -55,7 +55,7 @@ void read_held(const lctx_layer_run_args & args, const lctx_op_layer & l) {
     }
 }
 
-// What every head has to decide about after row p.
+// Return for every head the entries that it may evict after row p.
 std::vector<lctx_contender> contenders(const lctx_op_layer & l, int32_t p) {
     const lctx_chunks * c = l.method.chunks();
     std::vector<lctx_contender> all;

@@ -1,4 +1,4 @@
-// What kernels count.
+// Reads what kernels count.
 #include "../cpu/lookups.h"
 #include "run.h"
 

@@ -1,4 +1,4 @@
-// What native/ reads from the op_params of nodes that ggml made.
+// Reads the op_params of nodes that ggml made as native/ reads them.
 #include "../ops/fixed.h"
 #include "../ops/params.h"
 #include "run.h"

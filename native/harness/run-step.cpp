@@ -79,7 +79,7 @@ void settle(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_
     }
 }
 
-// What sub-ops change besides the rows they write: every repeat begins from a copy.
+// Saves what sub-ops change besides the rows they write: every repeat begins from a copy.
 class saved_state {
   public:
     explicit saved_state(const lctx_op_layer & l) {

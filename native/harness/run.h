@@ -1,10 +1,10 @@
-// What the runs of single ops share: checked arguments, a graph on a device.
+// The runs of single ops share this: checked arguments, a graph on a device.
 #pragma once
 
-#include "../counts.h"
-#include "../firewall.h"
+#include "../base/counts.h"
+#include "../base/firewall.h"
+#include "../base/refusal.h"
 #include "../ops/ops.h"
-#include "../refusal.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
@@ -17,7 +17,7 @@
 #include <numeric>
 #include <random>
 
-// What a run of the C API answers: LCTX_OK, or LCTX_INVALID with the reason in err.
+// Answer for a run of the C API: LCTX_OK, or LCTX_INVALID with the reason in err.
 template <typename F> int32_t lctx_status_of(F && f, char * err, size_t err_size) noexcept {
     std::string error;
     if (lctx_guard(&error, f)) {
@@ -91,7 +91,7 @@ struct lctx_graph_run {
     // Microseconds of one run.
     double compute(const lctx_graph & graph) const;
     double compute(const std::vector<ggml_tensor *> & nodes) const { return compute(graph_of(nodes)); }
-    // The same of n runs; before() comes ahead of each and is not counted.
+    // Return the microseconds of n runs; before() comes ahead of each and is not counted.
     template <typename F> std::vector<double> times(const lctx_graph & graph, int32_t n, F && before) const {
         std::vector<double> us;
         for (int32_t i = lctx_on_cpu(backend) ? 0 : -N_WARM; i < n; i++) {

@@ -1,6 +1,6 @@
 #include "angles.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 

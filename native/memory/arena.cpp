@@ -1,6 +1,6 @@
 #include "arena.h"
 
-#include "../backend.h"
+#include "../base/backend.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -55,7 +55,7 @@ class host_arena : public lctx_arena {
     size_t size_;
 };
 
-// The same for tests: a byte that was not committed cannot be read or written.
+// Does the same for tests, more strictly: a byte that was not committed cannot be read or written.
 class strict_arena final : public host_arena {
   public:
     strict_arena(char * data, size_t size, size_t grain) : host_arena(data, size), grains_(grain, size) {}

@@ -37,7 +37,7 @@ class lctx_arena {
     ggml_backend_buffer_ptr buffer_;
 };
 
-// Which grains of a range are committed.
+// Remembers which grains of a range are committed.
 class lctx_grains {
   public:
     lctx_grains(size_t grain, size_t size) : grain_(grain), is_committed_((size + grain - 1) / grain, false) {}

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-// How the graph finds our cache, whatever context of llama.cpp it is combined with.
+// Lets the graph find our cache, whatever context of llama.cpp it is combined with.
 class lctx_batch_view {
   public:
     explicit lctx_batch_view(lctx_kv_cache & cache) : cache_(cache) {}

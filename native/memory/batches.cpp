@@ -1,14 +1,14 @@
-// How a batch is divided into ubatches: at the borders where heads evict, and as llama.cpp's own memory needs it.
+// Divides a batch into ubatches: at the borders where heads evict, and as llama.cpp's own memory needs it.
 #include "batch.h"
+#include "context-memory.h"
 #include "llama-impl.h"
-#include "memory.h"
 
 #include <algorithm>
 
 namespace {
 
-// How many of n tokens from `first` on a ubatch takes, where the batch continues: up to a multiple of the tile in the last sequence, so
-// that a text that is divided in other ways has the same tiles.
+// Return how many of n tokens from `first` on a ubatch takes if the batch continues: up to a multiple of the tile in
+// the last sequence, so that a text that is divided in other ways has the same tiles.
 int32_t whole_tiles(const llama_batch & batch, int32_t first, int32_t n, int32_t tile) {
     const int32_t after = first + n, beyond = after < batch.n_tokens ? batch.pos[after] % tile : 0;
     const bool continues = after < batch.n_tokens && batch.seq_id[after][0] == batch.seq_id[after - 1][0];
@@ -19,7 +19,7 @@ int32_t whole_tiles(const llama_batch & batch, int32_t first, int32_t n, int32_t
 }  // namespace
 
 // Tokens in the order of the batch: none of a ubatch follows a border of its sequence.
-std::vector<llama_ubatch> lctx_memory::split(llama_batch_allocr & balloc, int32_t n_ubatch) const {
+std::vector<llama_ubatch> lctx_context_memory::split(llama_batch_allocr & balloc, int32_t n_ubatch) const {
     const llama_batch & batch = balloc.get_batch();
     std::vector<llama_ubatch> ubatches;
     for (int32_t first = 0; first < batch.n_tokens; first += (int32_t)ubatches.back().n_tokens) {
@@ -36,8 +36,8 @@ std::vector<llama_ubatch> lctx_memory::split(llama_batch_allocr & balloc, int32_
 
 // As many tokens of every sequence that the ubatch takes: those that llama.cpp will choose, up to the nearest of their borders. None, and
 // what is wrong, when it has chosen others.
-std::vector<llama_ubatch> lctx_memory::split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence,
-                                                   std::string & wrong) const {
+std::vector<llama_ubatch> lctx_context_memory::split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence,
+                                                           std::string & wrong) const {
     const llama_batch & batch = balloc.get_batch();
     std::vector<int32_t> next = cache_->sequences().lengths();
     std::vector<llama_ubatch> ubatches;
@@ -70,7 +70,7 @@ std::vector<llama_ubatch> lctx_memory::split_equal(llama_batch_allocr & balloc, 
     return ubatches;
 }
 
-llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
+llama_memory_context_ptr lctx_context_memory::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
     llama_memory_status status;
     std::string wrong = cache_->admit(balloc.get_batch(), status);
     if (wrong.empty()) {
@@ -93,11 +93,11 @@ llama_memory_context_ptr lctx_memory::init_batch(llama_batch_allocr & balloc, ui
     return std::make_unique<lctx_batch_context>(*cache_, status);
 }
 
-llama_memory_context_ptr lctx_memory::init_full() {
+llama_memory_context_ptr lctx_context_memory::init_full() {
     return foreign_ ? foreign_->full(*cache_) : std::make_unique<lctx_batch_context>(*cache_, std::vector<llama_ubatch>());
 }
 
-llama_memory_context_ptr lctx_memory::init_update(llama_context * lctx, bool optimize) {
+llama_memory_context_ptr lctx_context_memory::init_update(llama_context * lctx, bool optimize) {
     return foreign_ ? foreign_->memory().init_update(lctx, optimize)
                     : std::make_unique<lctx_batch_context>(*cache_, LLAMA_MEMORY_STATUS_NO_UPDATE);
 }

@@ -17,7 +17,7 @@ int64_t lctx_blocks::n_held_page() const {
 
 // f(store, head, block) for the blocks of a sequence.
 template <typename F> void lctx_blocks::each_block(int32_t seq, F && f) const {
-    placement_.each_head([&](lctx_kv_store & store, int32_t head) {
+    placement_.each_head([&](lctx_device_store & store, int32_t head) {
         for (int32_t block = 0; block < n_block(store.n_cell(seq, head, seqs_.n_pos(seq))); block++) {
             f(store, head, block);
         }
@@ -26,7 +26,7 @@ template <typename F> void lctx_blocks::each_block(int32_t seq, F && f) const {
 
 // Pages that the sequences take to grow to n_pos rows each: new ones, and copies of shared ones that they would write to, of all where
 // heads evict on the way. The last owner of a page needs no copy.
-int32_t lctx_blocks::pages_needed(const lctx_kv_store & store, const std::vector<int32_t> & n_pos) const {
+int32_t lctx_blocks::pages_needed(const lctx_device_store & store, const std::vector<int32_t> & n_pos) const {
     int64_t n = 0;
     std::map<int32_t, int32_t> writers;
     const int32_t most = placement_.live_blocks();
@@ -80,13 +80,13 @@ std::string lctx_blocks::promise(const std::vector<int32_t> & n_pos) const {
 void lctx_blocks::drop_dead(int32_t seq) {
     lctx_sequence & s = seqs_[seq];
     const int32_t first = seqs_.first_live(s.n_pos), first_kept = std::max(n_block(s.first_live), first_dead());
-    placement_.each_head([&](lctx_kv_store & store, int32_t head) { store.drop_pages(seq, head, first_kept, first / LCTX_PAGE_ROWS); });
+    placement_.each_head([&](lctx_device_store & store, int32_t head) { store.drop_pages(seq, head, first_kept, first / LCTX_PAGE_ROWS); });
     s.first_live = std::max(s.first_live, first);
 }
 
 void lctx_blocks::cut(int32_t seq, int32_t n_pos) {
     lctx_sequence & s = seqs_[seq];
-    placement_.each_head([&](lctx_kv_store & store, int32_t head) {
+    placement_.each_head([&](lctx_device_store & store, int32_t head) {
         const int32_t n = n_pos == 0 ? 0 : store.n_cell(seq, head, n_pos);
         store.drop_pages(seq, head, n_block(n), n_block(store.n_cell(seq, head, s.n_pos)));
     });
@@ -100,7 +100,7 @@ std::string lctx_blocks::share(int32_t src, int32_t dst, int32_t n_pos) {
     seqs_[src].shares = true;
     seqs_[dst] = seqs_[src];
     seqs_[dst].replay_from = INT32_MAX;
-    placement_.each_head([&](lctx_kv_store & store, int32_t head) {
+    placement_.each_head([&](lctx_device_store & store, int32_t head) {
         store.share_pages(src, dst, head, n_block(store.n_cell(src, head, n_pos)));
         store.gone(dst, head) = store.gone(src, head);
     });
@@ -115,8 +115,8 @@ std::string lctx_blocks::own_all(int32_t seq) {
     if (!seqs_[seq].shares) {
         return "";
     }
-    std::map<const lctx_kv_store *, int32_t> n_shared;
-    each_block(seq, [&](lctx_kv_store & store, int32_t head, int32_t block) {
+    std::map<const lctx_device_store *, int32_t> n_shared;
+    each_block(seq, [&](lctx_device_store & store, int32_t head, int32_t block) {
         const int32_t page = store.page(seq, head, block);
         n_shared[&store] += page >= 0 && store.pages().is_shared(page);
     });
@@ -134,23 +134,23 @@ std::string lctx_blocks::own_all(int32_t seq) {
         return why;
     }
     each_block(seq,
-               [&](lctx_kv_store & store, int32_t head, int32_t block) { why = why.empty() ? store.own_page(seq, head, block) : why; });
+               [&](lctx_device_store & store, int32_t head, int32_t block) { why = why.empty() ? store.own_page(seq, head, block) : why; });
     seqs_[seq].shares = !why.empty();
     return why;
 }
 
 std::string lctx_blocks::why_unsound() const {
     std::string why;
-    std::map<const lctx_kv_store *, std::map<int32_t, int32_t>> n_owner;
+    std::map<const lctx_device_store *, std::map<int32_t, int32_t>> n_owner;
     for (int32_t seq = 0; seq < seqs_.size(); seq++) {
         const lctx_sequence & s = seqs_[seq];
-        each_block(seq, [&](lctx_kv_store & store, int32_t head, int32_t block) {
+        each_block(seq, [&](lctx_device_store & store, int32_t head, int32_t block) {
             const int32_t page = store.page(seq, head, block);
             why = (page < 0) == is_dead(block, s.first_live) ? why : "a block has no page, or one that is dead has";
             why = page < 0 || s.shares || !store.pages().is_shared(page) ? why : "a page has owners that the sequence does not know";
             n_owner[&store][page]++;
         });
-        placement_.each_head([&](const lctx_kv_store & store, int32_t head) {
+        placement_.each_head([&](const lctx_device_store & store, int32_t head) {
             const bool ends = n_block(store.n_cell(seq, head, s.n_pos)) == n_block(placement_.sizes().n_ctx) ||
                               store.page(seq, head, n_block(store.n_cell(seq, head, s.n_pos))) < 0;
             const bool evicted = store.gone(seq, head) >= 0 && store.gone(seq, head) <= s.evicted_to;

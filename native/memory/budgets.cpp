@@ -7,8 +7,8 @@ namespace {
 
 constexpr int32_t SAFEGUARD = 5;  // every head keeps this fraction, one fifth, of an equal part of a budget
 
-// How many rows each head keeps, so that they keep `total` together: those that are safe, the `least` best of every head, and the best of
-// all. Of equal keys that of the first head stays.
+// Return how many rows each head keeps, so that they keep `total` together: those that are safe, the `least` best of
+// every head, and the best of all. Of equal keys that of the first head stays.
 std::vector<int32_t> divide_budget(std::vector<lctx_contender> & heads, int64_t total, int32_t least) {
     const auto best_first = [](std::vector<uint64_t> & keys, int64_t n) {
         std::nth_element(keys.begin(), keys.begin() + n, keys.end(), std::greater<uint64_t>());

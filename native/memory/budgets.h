@@ -15,10 +15,11 @@ struct lctx_contender {
     lctx_contender(const lctx_retain & retain, int32_t chunk_size, int32_t p, const int32_t * rows, const int32_t * scores, int32_t n_held);
 };
 
-// How many rows each head keeps of a text of n_row rows, of which the heads together keep a fraction: those that are safe, the best ones of
-// every head up to its own part, and the best of all. Keys are in another order afterwards. A fifth of an equal part is each head's own
-// (AdaKV's safeguard, section 4): heads that no query of a replay needs would keep no row, and some of them questions need.
+// Return how many rows each head keeps of a text of n_row rows, of which the heads together keep a fraction: those that
+// are safe, the best ones of every head up to its own part, and the best of all. Keys are in another order afterwards.
+// A fifth of an equal part is each head's own (AdaKV's safeguard, section 4): heads that no query of a replay needs
+// would keep no row, and some of them questions need.
 std::vector<int32_t> lctx_text_budgets(std::vector<lctx_contender> & heads, double fraction, int32_t n_row);
 
-// The same for the heads of one layer, each with the budget of the rule, of which a fifth is its own.
+// Return how many rows each head of one layer keeps: each has the budget of the rule, of which a fifth is its own.
 std::vector<int32_t> lctx_layer_budgets(std::vector<lctx_contender> & heads, const lctx_retain & retain);

@@ -1,6 +1,6 @@
 #include "centers.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 #include "angles.h"
 
 namespace {
@@ -34,8 +34,8 @@ std::vector<float> rotated_bias(const std::vector<float> & bias, int32_t head_di
 
 }  // namespace
 
-ggml_tensor * lctx_centers::of(const lctx_kv_store & store, int32_t il, const ggml_tensor * bias, int32_t head_dim, const lctx_rope & rope,
-                               const std::vector<float> & still, const ggml_tensor * freq_factors) {
+ggml_tensor * lctx_centers::of(const lctx_device_store & store, int32_t il, const ggml_tensor * bias, int32_t head_dim,
+                               const lctx_rope & rope, const std::vector<float> & still, const ggml_tensor * freq_factors) {
     const auto known = entries_.find(il);
     if (known != entries_.end()) {
         return known->second.center;
@@ -57,7 +57,7 @@ ggml_tensor * lctx_centers::of(const lctx_kv_store & store, int32_t il, const gg
     return entries_.emplace(il, std::move(e)).first->second.center;
 }
 
-size_t lctx_centers::bytes(const lctx_kv_store & store) const {
+size_t lctx_centers::bytes(const lctx_device_store & store) const {
     size_t n = 0;
     for (const auto & [il, e] : entries_) {
         n += e.store == &store ? ggml_nbytes(e.center) : 0;

@@ -1,6 +1,6 @@
 #include "check-state.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 #include "ggml-backend.h"
 #include "llama-kv-cache-dsa-iswa.h"
 #include "llama-kv-cache-dsa.h"
@@ -228,7 +228,8 @@ class checker {
         }
     }
 
-    // What llama.cpp compares with its own tensors: of every layer its number, and n tensors of as many rows for every stream.
+    // Read what llama.cpp compares with its own tensors: of every layer its number, and n tensors of as many rows for
+    // every stream.
     void layers(uint32_t n_stream, size_t most, int n) {
         const auto n_saved = get<uint32_t>(), n_layer = get<uint32_t>();
         require(n_saved <= n_stream && n_layer <= most, "it has another number of streams or layers");

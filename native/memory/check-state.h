@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-// How a state is read: the arguments of state_read, and where sequences end in our cache, if there is one.
+// Tells how a state is read: the arguments of state_read, and where sequences end in our cache, if there is one.
 struct lctx_state_kind {
     int32_t seq;                  // < 0: all sequences
     llama_state_seq_flags flags;  // LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: of a checkpoint

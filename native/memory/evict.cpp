@@ -9,38 +9,38 @@ bool lctx_kv_cache::settle(const std::vector<int32_t> & seqs) {
     if (seqs.empty()) {
         return true;
     }
-    std::vector<int32_t> due(kv_.seqs.size(), -1);
+    std::vector<int32_t> due(parts_.seqs.size(), -1);
     for (int32_t seq : seqs) {
-        const std::string why = kv_.blocks.own_all(seq);
+        const std::string why = parts_.blocks.own_all(seq);
         if (!why.empty()) {
             return refuse(why);
         }
-        due[seq] = kv_.seqs.n_pos(seq) - 1;
+        due[seq] = parts_.seqs.n_pos(seq) - 1;
         if (method_->retain()->adaptive) {
             divide_layers(seq);
         }
     }
-    kv_.placement.work().n_evict++;
-    for (const auto & store : kv_.placement.stores()) {
-        if (!store->evict(due, kv_.placement.sizes().n_threads)) {
+    parts_.placement.work().n_evict++;
+    for (const auto & store : parts_.placement.stores()) {
+        if (!store->evict(due, parts_.placement.sizes().n_threads)) {
             break_with("the eviction on " + store->name() + " failed");
             return false;
         }
     }
     for (int32_t seq : seqs) {
-        kv_.seqs.note_eviction(seq);
+        parts_.seqs.note_eviction(seq);
     }
     return true;
 }
 
 int32_t lctx_kv_cache::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) const {
-    const std::vector<lctx_stored_layer> & layers = kv_.placement.layers();
-    if (!kv_.seqs.has(seq) || il < 0 || il >= (int32_t)layers.size() || head < 0 || head >= layers[il].heads.n) {
+    const std::vector<lctx_stored_layer> & layers = parts_.placement.layers();
+    if (!parts_.seqs.has(seq) || il < 0 || il >= (int32_t)layers.size() || head < 0 || head >= layers[il].heads.n) {
         return 0;
     }
-    lctx_kv_store & store = *layers[il].store;
-    const int32_t at = layers[il].heads.first + head, n_dead_row = kv_.blocks.n_dead(seq) * LCTX_PAGE_ROWS;
-    const int32_t first_dead = kv_.blocks.first_dead() * LCTX_PAGE_ROWS, n = store.n_cell(seq, at, kv_.seqs.n_pos(seq)) - n_dead_row;
+    lctx_device_store & store = *layers[il].store;
+    const int32_t at = layers[il].heads.first + head, n_dead_row = parts_.blocks.n_dead(seq) * LCTX_PAGE_ROWS;
+    const int32_t first_dead = parts_.blocks.first_dead() * LCTX_PAGE_ROWS, n = store.n_cell(seq, at, parts_.seqs.n_pos(seq)) - n_dead_row;
     const int32_t n_out = std::min(n, n_max);
     for (int32_t plane = 0; plane < 2; plane++) {
         int32_t * out = plane == 0 ? rows : scores;

@@ -1,6 +1,6 @@
 #include "foreign-memory.h"
 
-#include "../architectures.h"
+#include "../base/architectures.h"
 #include "batch.h"
 #include "check-state.h"
 #include "llama-kv-cache-iswa.h"

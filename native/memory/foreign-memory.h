@@ -1,5 +1,5 @@
-// What stays llama.cpp's own in a context with a method: the memory of layers with a sliding window or a recurrent state. It was built
-// without the layers that our cache has claimed, and continues to track their positions.
+// Wraps what stays llama.cpp's own in a context with a method: the memory of layers with a sliding window or a
+// recurrent state. It was built without the layers that our cache has claimed, and continues to track their positions.
 #pragma once
 
 #include "kv-cache.h"

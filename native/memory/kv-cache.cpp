@@ -1,7 +1,7 @@
 #include "kv-cache.h"
 
 #include "llama-impl.h"
-#include "slices.h"
+#include "slice.h"
 #include "state.h"
 
 #include <algorithm>
@@ -11,28 +11,28 @@ lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_param
                              uint64_t kv_limit, uint64_t kv_offload)
     : method_(std::move(method)),
       has_sections_(model.hparams.n_pos_per_embd() > 1),
-      kv_(model, params, cparams, layers, *method_, n_ctx, kv_limit, kv_offload) {
+      parts_(model, params, cparams, layers, *method_, n_ctx, kv_limit, kv_offload) {
     if (!model.hparams.no_alloc) {
         clear();
     }
 }
 
 std::string lctx_kv_cache::why_unsound() const {
-    for (int32_t seq = 0; seq < kv_.seqs.size(); seq++) {
-        const std::string why = kv_.seqs.why_unsound(kv_.seqs[seq]);
+    for (int32_t seq = 0; seq < parts_.seqs.size(); seq++) {
+        const std::string why = parts_.seqs.why_unsound(parts_.seqs[seq]);
         if (!why.empty()) {
             return "sequence " + std::to_string(seq) + ": " + why;
         }
     }
-    const lctx_work before = kv_.placement.work();
-    std::string why = kv_.blocks.why_unsound();
-    kv_.placement.work() = before;  // only the work for tokens counts
+    const lctx_work before = parts_.placement.work();
+    std::string why = parts_.blocks.why_unsound();
+    parts_.placement.work() = before;  // only the work for tokens counts
     return why;
 }
 
 // ---- batches ----
 
-// What is wrong with a batch; empty when it can be evaluated. Nothing changes here.
+// Return what is wrong with a batch; empty when it can be evaluated. Nothing changes here.
 std::string lctx_kv_cache::check_batch(const llama_batch & batch, llama_memory_status & status) const {
     status = LLAMA_MEMORY_STATUS_FAILED_COMPUTE;
     if (!broken_.empty()) {
@@ -42,14 +42,14 @@ std::string lctx_kv_cache::check_batch(const llama_batch & batch, llama_memory_s
         return "pictures (embeddings) of a model with sections of RoPE have positions of their own in each, which no method knows; " +
                std::string("evaluate text, or run without a method");
     }
-    std::vector<int32_t> n_pos = kv_.seqs.lengths();
+    std::vector<int32_t> n_pos = parts_.seqs.lengths();
     for (int32_t i = 0; i < batch.n_tokens; i++) {
         const int32_t seq = batch.seq_id[i][0];
         if (batch.n_seq_id[i] != 1) {
             return "a token of a context with a method belongs to one sequence; evaluate it once and copy the sequence";
         }
-        if (!kv_.seqs.has(seq)) {
-            return "sequence " + std::to_string(seq) + " is outside n_seq_max " + std::to_string(kv_.seqs.size());
+        if (!parts_.seqs.has(seq)) {
+            return "sequence " + std::to_string(seq) + " is outside n_seq_max " + std::to_string(parts_.seqs.size());
         }
         if (batch.pos[i] != n_pos[seq]) {
             return "positions of a sequence must follow each other: " + std::to_string(n_pos[seq]) + " is next, not " +
@@ -58,12 +58,12 @@ std::string lctx_kv_cache::check_batch(const llama_batch & batch, llama_memory_s
         n_pos[seq]++;
     }
     status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
-    return kv_.blocks.why_no_room(n_pos);
+    return parts_.blocks.why_no_room(n_pos);
 }
 
 std::string lctx_kv_cache::admit(const llama_batch & batch, llama_memory_status & status) {
     std::string wrong = check_batch(batch, status);
-    const std::vector<int32_t> due = kv_.seqs.due_in(batch);
+    const std::vector<int32_t> due = parts_.seqs.due_in(batch);
     if (!due.empty() && (wrong.empty() || status == LLAMA_MEMORY_STATUS_FAILED_PREPARE)) {
         // evictions make room, or find none for themselves
         status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
@@ -73,28 +73,28 @@ std::string lctx_kv_cache::admit(const llama_batch & batch, llama_memory_status 
         return wrong;
     }
     // what a batch needs is committed before it changes anything
-    std::vector<int32_t> n_pos = kv_.seqs.lengths();
+    std::vector<int32_t> n_pos = parts_.seqs.lengths();
     for (int32_t i = 0; i < batch.n_tokens; i++) {
         n_pos[batch.seq_id[i][0]]++;
     }
-    wrong = kv_.blocks.promise(n_pos);
+    wrong = parts_.blocks.promise(n_pos);
     if (!wrong.empty()) {
         status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
         return wrong;
     }
-    kv_.seqs.keep_open();
+    parts_.seqs.keep_open();
     return "";
 }
 
 bool lctx_kv_cache::prepare(const llama_ubatch & ubatch) {
-    kv_.placement.work().n_graph++;
-    std::vector<int32_t> last(kv_.seqs.size(), -1);
+    parts_.placement.work().n_graph++;
+    std::vector<int32_t> last(parts_.seqs.size(), -1);
     std::vector<int32_t> due;
     for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
         const int32_t seq = ubatch.seq_id[i][0];
         if (last[seq] < 0) {
-            kv_.blocks.drop_dead(seq);
-            if (kv_.seqs.is_due(seq)) {
+            parts_.blocks.drop_dead(seq);
+            if (parts_.seqs.is_due(seq)) {
                 due.push_back(seq);
             }
         }
@@ -103,22 +103,22 @@ bool lctx_kv_cache::prepare(const llama_ubatch & ubatch) {
     if (!settle(due)) {
         return false;
     }
-    kv_.seqs.note_votes(ubatch);
-    for (int32_t seq = 0; seq < kv_.seqs.size(); seq++) {
-        const std::string why = last[seq] >= 0 ? kv_.blocks.grow(seq, {last[seq] + 1 - kv_.seqs.n_pos(seq), {}, 0}) : "";
+    parts_.seqs.note_votes(ubatch);
+    for (int32_t seq = 0; seq < parts_.seqs.size(); seq++) {
+        const std::string why = last[seq] >= 0 ? parts_.blocks.grow(seq, {last[seq] + 1 - parts_.seqs.n_pos(seq), {}, 0}) : "";
         if (!why.empty()) {
             return refuse(why);
         }
     }
-    kv_.blocks.note_peak();
-    kv_.seqs.assign_open(ubatch);
+    parts_.blocks.note_peak();
+    parts_.seqs.assign_open(ubatch);
     return true;
 }
 
 // ---- sequences ----
 
 void lctx_kv_cache::clear() {
-    for (int32_t seq = 0; seq < kv_.seqs.size(); seq++) {
+    for (int32_t seq = 0; seq < parts_.seqs.size(); seq++) {
         truncate(seq, 0);
     }
     broken_.clear();
@@ -126,53 +126,53 @@ void lctx_kv_cache::clear() {
 }
 
 int32_t lctx_kv_cache::restorable(int32_t seq, int32_t n) const {
-    return kv_.seqs.has(seq) && broken_.empty() ? kv_.seqs.restorable(seq, n) : 0;
+    return parts_.seqs.has(seq) && broken_.empty() ? parts_.seqs.restorable(seq, n) : 0;
 }
 
 bool lctx_kv_cache::copy(int32_t src, int32_t dst, int32_t n_pos) {
-    if (!kv_.seqs.has(src) || !kv_.seqs.has(dst)) {
-        return refuse("sequences are 0 .. " + std::to_string(kv_.seqs.size() - 1));
+    if (!parts_.seqs.has(src) || !parts_.seqs.has(dst)) {
+        return refuse("sequences are 0 .. " + std::to_string(parts_.seqs.size() - 1));
     }
-    const int32_t n_src = kv_.seqs.n_pos(src);
+    const int32_t n_src = parts_.seqs.n_pos(src);
     n_pos = n_pos < 0 ? n_src : std::min(n_pos, n_src);
-    std::string why = n_pos < n_src ? kv_.seqs.why_not_back_to(src, n_pos) : "";
+    std::string why = n_pos < n_src ? parts_.seqs.why_not_back_to(src, n_pos) : "";
     if (!why.empty()) {
         return refuse(why);
     }
     if (src == dst) {
         return true;
     }
-    std::vector<int32_t> n_pos_then = kv_.seqs.lengths();
+    std::vector<int32_t> n_pos_then = parts_.seqs.lengths();
     n_pos_then[dst] = n_pos;
-    why = kv_.blocks.check_lengths(n_pos_then);
-    why = why.empty() ? kv_.copy(src, dst, n_pos) : why;
+    why = parts_.blocks.check_lengths(n_pos_then);
+    why = why.empty() ? parts_.copy(src, dst, n_pos) : why;
     return why.empty() || refuse(why);
 }
 
 // ---- saved ----
 
 void lctx_kv_cache::state_write(llama_io_write_i & io, int32_t seq_id) const {
-    lctx_write_state(kv_, io, seq_id);
+    lctx_write_state(parts_, io, seq_id);
 }
 
 void lctx_kv_cache::state_read(llama_io_read_i & io, int32_t seq_id) {
-    lctx_read_state(kv_, io, seq_id);
+    lctx_read_state(parts_, io, seq_id);
 }
 
 std::string lctx_kv_cache::why_no_slices() const {
-    return lctx_why_no_slices(kv_);
+    return lctx_why_no_slices(parts_);
 }
 
 void lctx_kv_cache::slice_write(llama_io_write_i & io, int32_t seq, int32_t first, int32_t end) const {
-    lctx_write_slice(kv_, io, seq, first, end);
+    lctx_write_slice(parts_, io, seq, first, end);
 }
 
 void lctx_kv_cache::slice_read(lctx_state_reader & io, int32_t seq) {
-    lctx_read_slice(kv_, io, seq);
+    lctx_read_slice(parts_, io, seq);
 }
 
 void lctx_kv_cache::slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
-    lctx_insert_slice(kv_, io, seq, skip, n);
+    lctx_insert_slice(parts_, io, seq, skip, n);
 }
 
 // ---- errors and graphs ----
@@ -190,6 +190,6 @@ void lctx_kv_cache::break_with(const std::string & reason) {
 }
 
 bool lctx_kv_cache::always_selects() const {
-    const bool any_query = method_->selects(kv_.placement.sizes().n_ctx - 1);
-    return always_selects_ || kv_.placement.shape().n_staged > 0 || (is_fixed_ && any_query);
+    const bool any_query = method_->selects(parts_.placement.sizes().n_ctx - 1);
+    return always_selects_ || parts_.placement.shape().n_staged > 0 || (is_fixed_ && any_query);
 }

@@ -4,14 +4,14 @@
 // Evictions are due at borders and done when the next token comes, so that the last batch can be taken back.
 //
 // Sequences that were copied share their pages; a shared page is copied before a sequence writes a row to it.
-// Rows lie in stores, at least one per device that has layers (kv-store.h); sequences, and what may be done with them, are the same for
+// Rows lie in stores, at least one per device that has layers (device-store.h); sequences, and what may be done with them, are the same for
 // all. What cannot be done is refused with a message: bool operations return false, state operations throw, and what a void operation asks
 // marks the cache broken, so that the next batch fails with the message until it is cleared. Never a silently wrong cache.
 #pragma once
 
 #include "budgets.h"
+#include "cache-parts.h"
 #include "ggml-backend.h"
-#include "kv.h"
 #include "llama-batch.h"
 #include "llama-cparams.h"
 #include "llama-memory.h"
@@ -33,10 +33,10 @@ class lctx_kv_cache {
                   uint64_t kv_offload);
 
     const lctx_method & method() const { return *method_; }
-    const lctx_placement & placement() const { return kv_.placement; }
-    const lctx_sequences & sequences() const { return kv_.seqs; }
-    const lctx_blocks & blocks() const { return kv_.blocks; }
-    // What of the sequences and their pages contradicts itself, for tests; empty when nothing.
+    const lctx_placement & placement() const { return parts_.placement; }
+    const lctx_sequences & sequences() const { return parts_.seqs; }
+    const lctx_blocks & blocks() const { return parts_.blocks; }
+    // Return what of the sequences and their pages contradicts itself, for tests; empty when nothing.
     std::string why_unsound() const;
 
     // a batch on its way
@@ -50,7 +50,7 @@ class lctx_kv_cache {
     // The longest prefix of at most n rows that the sequence can be cut back to.
     int32_t restorable(int32_t seq, int32_t n) const;
     // Cut a sequence back; why_not_back_to has nothing against it.
-    void truncate(int32_t seq, int32_t n_pos) { kv_.truncate(seq, n_pos); }
+    void truncate(int32_t seq, int32_t n_pos) { parts_.truncate(seq, n_pos); }
     // Make dst the first n_pos rows of src; false with take_error() when that cannot be.
     bool copy(int32_t src, int32_t dst, int32_t n_pos);
     // Forget rows [first, end) of a sequence; those after them move down. False with take_error(), and nothing changed.
@@ -58,7 +58,7 @@ class lctx_kv_cache {
     // The rows that a head holds, ascending, and their scores: room for n_max; returns their number.
     int32_t held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) const;
 
-    // what is saved, as in state.h and slices.h
+    // what is saved, as in state.h and slice.h
     void state_write(llama_io_write_i & io, int32_t seq_id) const;
     void state_read(llama_io_read_i & io, int32_t seq_id);
     std::string why_no_slices() const;
@@ -104,7 +104,7 @@ class lctx_kv_cache {
 
     const std::unique_ptr<lctx_method> method_;
     const bool has_sections_;  // of RoPE: a token of a picture has several positions
-    lctx_kv kv_;
+    lctx_cache_parts parts_;
     bool always_selects_ = false, is_fixed_ = false;
     std::string broken_;
     mutable std::string error_;

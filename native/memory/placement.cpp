@@ -1,6 +1,6 @@
 #include "placement.h"
 
-#include "../kernel-name.h"
+#include "../base/kernel-name.h"
 #include "llama-cparams.h"
 #include "llama-memory.h"
 #include "llama-model.h"
@@ -193,7 +193,7 @@ std::vector<lctx_placement::device> lctx_placement::devices_of(const llama_model
 
 // A store has one buffer. Where a device limits the size of one, halves of the layers have stores of their own.
 void lctx_placement::allocate(const device & d, bool dry) {
-    auto store = std::make_unique<lctx_kv_store>(d.dev, d.buft, shape_, d.layers, work_);
+    auto store = std::make_unique<lctx_device_store>(d.dev, d.buft, shape_, d.layers, work_);
     if (const size_t n = d.il.size(); n > 1 && !store->fits_a_buffer()) {
         allocate(d.part(0, n / 2), dry);
         return allocate(d.part(n / 2, n), dry);
@@ -219,7 +219,7 @@ lctx_layer lctx_placement::layer(ggml_context * ctx, int32_t il) const {
     return stored.store->layer(ctx, stored.heads);
 }
 
-int32_t lctx_placement::first_layer(const lctx_kv_store & store) const {
+int32_t lctx_placement::first_layer(const lctx_device_store & store) const {
     const auto it = std::find_if(layers_.begin(), layers_.end(), [&](const lctx_stored_layer & layer) { return layer.store == &store; });
     return (int32_t)(it - layers_.begin());
 }
@@ -253,7 +253,7 @@ std::string lctx_placement::full_why() const {
     std::string text = method_.full_why();
     text += text.empty() ? "attention on " : "; on ";
     for (auto it = stores_.begin(), end = it; it != stores_.end(); it = end) {  // stores of a device follow each other
-        const lctx_kv_store & store = **it;
+        const lctx_device_store & store = **it;
         end = std::find_if(it, stores_.end(), [&](const auto & other) { return other->buft != store.buft; });
         text += (it == stores_.begin() ? "" : " and ") + std::string(ggml_backend_dev_name(store.dev)) + " (" + lctx_kernel_name(store.dev);
         text += end - it == 1 ? ")" : ", " + std::to_string(end - it) + " buffers)";

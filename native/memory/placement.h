@@ -1,11 +1,12 @@
-// Where rows lie: which layers of a model the cache serves, and the stores of the devices that have their heads.
+// Decides where rows lie: which layers of a model the cache serves, and the stores of the devices that have their
+// heads.
 #pragma once
 
-#include "../claim.h"
-#include "../counts.h"
+#include "../base/claim.h"
+#include "../base/counts.h"
 #include "../methods/method.h"
 #include "centers.h"
-#include "kv-store.h"
+#include "device-store.h"
 
 #include <map>
 #include <memory>
@@ -27,7 +28,7 @@ struct lctx_kv_sizes {
 
 // A layer of the model.
 struct lctx_stored_layer {
-    lctx_kv_store * store = nullptr;
+    lctx_device_store * store = nullptr;
     lctx_layer_heads heads = {};  // in the store; none: the layer has no rows here
 };
 
@@ -55,8 +56,8 @@ class lctx_placement {
     // The layer whose rows it reads: itself, or an earlier one.
     int32_t source(int32_t il) const { return source_[il]; }
     const std::vector<lctx_stored_layer> & layers() const { return layers_; }
-    const lctx_kv_store & store(int32_t il) const { return *layers_[source_[il]].store; }
-    const std::vector<std::unique_ptr<lctx_kv_store>> & stores() const { return stores_; }
+    const lctx_device_store & store(int32_t il) const { return *layers_[source_[il]].store; }
+    const std::vector<std::unique_ptr<lctx_device_store>> & stores() const { return stores_; }
     // f(store, head in the store) for the KV heads of all layers.
     template <typename F> void each_head(F && f) const {
         for (const lctx_stored_layer & layer : layers_) {
@@ -68,7 +69,7 @@ class lctx_placement {
 
     // for graphs
     lctx_layer layer(ggml_context * ctx, int32_t il) const;
-    int32_t first_layer(const lctx_kv_store & store) const;
+    int32_t first_layer(const lctx_device_store & store) const;
     // The bias of the keys of a layer that stores them, F32, where its mean is subtracted (centers.h); else nullptr.
     const ggml_tensor * key_bias(int32_t il) const { return source_[il] == il ? key_bias_[il] : nullptr; }
     lctx_centers & centers() const { return *centers_; }
@@ -80,11 +81,11 @@ class lctx_placement {
     void prepare_writes(int32_t seq) const;
     void wait() const;
 
-    // What the method chose and why, and which kernels run where on rows of which types.
+    // Say what the method chose and why, and which kernels run where on rows of which types.
     std::string full_why() const;
     lctx_offload_info offload() const;
     std::map<ggml_backend_buffer_type_t, size_t> memory_breakdown() const;
-    // What the host has done so far; n_built is the context's to know.
+    // Return what the host has done so far; n_built is the context's to know.
     lctx_work & work() const { return work_; }
 
   private:
@@ -101,7 +102,7 @@ class lctx_placement {
     const lctx_kv_sizes sizes_;
     lctx_kv_shape shape_ = {};
     int32_t n_head_ = 0, n_query_head_ = 0;
-    std::vector<std::unique_ptr<lctx_kv_store>> stores_;
+    std::vector<std::unique_ptr<lctx_device_store>> stores_;
     std::unique_ptr<lctx_centers> centers_;
     std::vector<const ggml_tensor *> key_bias_;  // by layer
     std::vector<lctx_stored_layer> layers_;      // of all layers of the model

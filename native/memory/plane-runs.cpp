@@ -7,7 +7,7 @@ namespace {
 using key = lctx_plane_key;
 
 // Cells [first, end) of a head; first begins a page.
-void each_page_run(lctx_kv_store & store, int32_t seq, int32_t head, int32_t first, int32_t end, const lctx_run_visitor & f) {
+void each_page_run(lctx_device_store & store, int32_t seq, int32_t head, int32_t first, int32_t end, const lctx_run_visitor & f) {
     for (int32_t block = first / LCTX_PAGE_ROWS; block < lctx_kv_shape::n_block(end); block++) {
         const int32_t page = store.page(seq, head, block), n = std::min(LCTX_PAGE_ROWS, end - block * LCTX_PAGE_ROWS);
         for (const lctx_plane & plane : store.planes()) {
@@ -42,7 +42,7 @@ void each_entry_run(const lctx_sequences & seqs, const lctx_plane & plane, int32
 // The runs of a layer in the planes of a group: those of one key, or the pages with the rings.
 void each_layer_run(const lctx_sequences & seqs, const lctx_stored_layer & layer, int32_t seq, const lctx_extent & what, key group,
                     const lctx_run_visitor & f) {
-    lctx_kv_store & store = *layer.store;
+    lctx_device_store & store = *layer.store;
     std::vector<const lctx_plane *> planes;
     for (const lctx_plane & plane : store.planes()) {
         if (plane.key == (group == key::page ? key::ring : group) && plane.saved >= what.saved) {

@@ -6,14 +6,14 @@
 
 #include <functional>
 
-// What is saved of a sequence: all of it in a state, or rows [first, end) in a slice.
+// Says what is saved of a sequence: all of it in a state, or rows [first, end) in a slice.
 struct lctx_extent {
     lctx_plane_saved saved;
     int32_t first, end;
 };
 
 // A run of bytes: offset and size in the tensor of a plane.
-using lctx_run_visitor = std::function<void(lctx_kv_store &, const lctx_plane &, size_t, size_t)>;
+using lctx_run_visitor = std::function<void(lctx_device_store &, const lctx_plane &, size_t, size_t)>;
 
 // The whole of a sequence.
 inline lctx_extent lctx_whole(const lctx_sequences & seqs, int32_t seq) {

@@ -1,13 +1,13 @@
 // Planes: what a store keeps of its heads, each with five facts: the bytes of an entry, its key, which heads have it, how it grows, and
-// when it is saved. States, slices, copies, memory, sizes and limits are loops over them: a new plane is a line in lctx_kv_store.
+// when it is saved. States, slices, copies, memory, sizes and limits are loops over them: a new plane is a line in lctx_device_store.
 #pragma once
 
-#include "../counts.h"
+#include "../base/counts.h"
 #include "ggml.h"
 
 #include <cstdint>
 
-// What entry i of a head belongs to.
+// Says what entry i of a head belongs to.
 enum class lctx_plane_key {
     page,   // row i % 64 of page i / 64 of a pool, which the block table gives
     ring,   // the last row whose number is i modulo the number of entries
@@ -18,7 +18,7 @@ enum class lctx_plane_key {
 
 enum class lctx_plane_saved { never, in_states, in_slices };  // in_slices: in states too
 
-// What saved entries must be.
+// Says what saved entries must be.
 enum class lctx_plane_values { any, finite, rows, scores, undo };
 
 struct lctx_plane {

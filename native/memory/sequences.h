@@ -53,7 +53,7 @@ class lctx_sequences {
     int32_t n_pos(int32_t seq) const { return seqs_[seq].n_pos; }
     // The next position of every sequence.
     std::vector<int32_t> lengths() const;
-    // What of the comment above a sequence contradicts; empty when nothing.
+    // Return what of the comment above a sequence contradicts; empty when nothing.
     std::string why_unsound(const lctx_sequence & s) const;
 
     // going back
@@ -63,7 +63,7 @@ class lctx_sequences {
     int32_t restorable(int32_t seq, int32_t n) const;
     // The last position up to p that a sequence can be cut back to, however long it has become, where heads do not evict.
     int32_t cut_before(int32_t p) const { return has_open() ? p - p % chunks_->chunk_size : p; }
-    // What lies beyond the end is not there any more.
+    // Forget what lies beyond the end.
     void forget_beyond(int32_t seq);
     // The first row that no query from p - n_batch on makes dead: one batch may still be taken back. It begins a page.
     int32_t first_live(int32_t p) const;
@@ -76,7 +76,7 @@ class lctx_sequences {
     bool is_due(int32_t seq) const;
     // Of n tokens from position p on, how many a batch may take that can be taken back whole.
     int32_t step(int32_t p, int32_t n) const;
-    // Whether the sequence evicts when it grows to n_pos rows: a border lies before the last of them.
+    // Return whether the sequence evicts when it grows to n_pos rows: a border lies before the last of them.
     bool evicts_before(int32_t seq, int32_t n_pos) const;
     // The sequences of a batch that evict before it.
     std::vector<int32_t> due_in(const llama_batch & batch) const;
@@ -86,7 +86,7 @@ class lctx_sequences {
     bool take_votes_back(int32_t seq, int32_t n_pos);
     // All rows of a sequence were judged.
     void note_eviction(int32_t seq);
-    // Who votes, of the ubatch that was prepared last.
+    // Return who votes, of the ubatch that was prepared last.
     const std::vector<lctx_voter> & voters() const { return voters_; }
 
     // the open chunk (open.cpp)
@@ -94,13 +94,13 @@ class lctx_sequences {
     // A batch begins: what its first rows continue must outlive it.
     void keep_open();
     void assign_open(const llama_ubatch & ubatch);
-    // Where the queries of the ubatch that was prepared last go: lctx_chunk_row::open of every token.
+    // Return where the queries of the ubatch that was prepared last go: lctx_chunk_row::open of every token.
     const std::vector<int32_t> & open_rows() const { return open_rows_; }
 
     // spans (spans.cpp)
     // How many rows from the beginning have read all rows before them, and no other.
     int32_t n_exact(int32_t seq) const;
-    // Why a sequence cannot consist of these; empty when it can.
+    // Return why a sequence cannot consist of these; empty when it can.
     std::string why_no_spans(const std::vector<lctx_row_span> & spans) const;
     // The spans when rows [first, end) have left.
     std::vector<lctx_row_span> spans_without(int32_t seq, int32_t first, int32_t end) const;

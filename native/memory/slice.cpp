@@ -1,113 +1,145 @@
-// Rows of a slice that come to the end of a sequence: all of them, or those that the heads kept when the text was compressed.
+// Layout: header and method as in a state (state.cpp), the positions, where heads may forget rows the list of those that each has, zeros,
+// then for every layer and KV head the bytes of its rows, block by block, K before V, and of its near keys; then summaries of the chunks
+// that end in the slice. A slice has no open queries: it ends where a chunk ends.
 #include "slice.h"
+
+#include "plane-runs.h"
+#include "slice-rows.h"
+#include "state.h"
 
 #include <algorithm>
 
 namespace {
 
-// What of a slice goes to a head: rows [first, first + n) of the n_row that it has there, after the cells [0, to).
-struct slice_of_head {
-    int32_t n_row, first, n, to;
-};
+constexpr size_t ALIGNMENT = 16;  // of the rows
 
-std::vector<slice_of_head> divide(const lctx_kv & kv, int32_t seq, const lctx_slice & slice, int32_t skip, int32_t n) {
-    std::vector<slice_of_head> heads;
-    kv.placement.each_head([&](lctx_kv_store & store, int32_t head) {
-        slice_of_head h = {slice.n_row(), skip, n, store.n_cell(seq, head, kv.seqs.n_pos(seq))};
-        if (lctx_has_lists(kv)) {
-            const std::vector<int32_t> & rows = slice.rows[heads.size()];
-            h.n_row = (int32_t)rows.size();
-            h.first = (int32_t)(std::lower_bound(rows.begin(), rows.end(), skip) - rows.begin());
-            h.n = (int32_t)(std::lower_bound(rows.begin(), rows.end(), skip + n) - rows.begin()) - h.first;
+std::string why_not_slice(const lctx_cache_parts & parts, int32_t seq, int32_t first, int32_t end) {
+    const lctx_sequence & s = parts.seqs[seq];
+    const std::string why = lctx_why_no_slices(parts);
+    if (!why.empty()) {
+        return "this method has no slices: " + why;
+    }
+    if (first < 0 || first >= end || end > s.n_pos || first % LCTX_PAGE_ROWS != 0 || parts.seqs.cut_before(end) != end) {
+        return "a slice begins with a page of the sequence and ends where it can be cut";
+    }
+    if (parts.seqs.n_exact(seq) < s.n_pos) {
+        return "rows of the sequence were read elsewhere, or before others left";
+    }
+    if (end < s.evicted_to || (first > 0 && s.evicted_to > 0)) {
+        return "a text that was compressed is one slice";
+    }
+    return parts.seqs.first_near(first, end) < s.first_near ? "near keys of the slice were overwritten" : "";
+}
+
+// The rows of a slice that each head has, from its first on.
+void write_lists(const lctx_cache_parts & parts, llama_io_write_i & io, int32_t seq, int32_t first, int32_t end) {
+    parts.placement.each_head([&](lctx_device_store & store, int32_t head) {
+        if (!lctx_has_lists(parts)) {
+            return;
         }
-        heads.push_back(h);
+        std::vector<int32_t> rows(store.n_cell(seq, head, end) - (first == 0 ? 0 : store.n_cell(seq, head, first)));
+        store.read(store.held, store.held_offset(seq, head, 0) + first * sizeof(int32_t), rows.data(), rows.size() * sizeof(int32_t));
+        std::for_each(rows.begin(), rows.end(), [&](int32_t & row) { row -= first; });
+        const auto n = (int32_t)rows.size();
+        io.write(&n, sizeof(n));
+        io.write(rows.data(), n * sizeof(int32_t));
     });
-    return heads;
 }
 
-// n rows of a head that lie one after the other in memory of the host, from cell on.
-void land(lctx_kv_store & store, const lctx_plane & plane, int32_t seq, int32_t head, int32_t cell, int32_t n, const uint8_t * bytes) {
-    for (int32_t i = 0, n_run; i < n; i += n_run) {
-        const int32_t at = (cell + i) % LCTX_PAGE_ROWS;
-        n_run = std::min(n - i, LCTX_PAGE_ROWS - at);
-        const int64_t page = store.page(seq, head, (cell + i) / LCTX_PAGE_ROWS);
-        store.land(plane.tensor, plane.offset(seq, head, page * LCTX_PAGE_ROWS + at), bytes + i * plane.entry_size,
-                   n_run * plane.entry_size);
-    }
-}
-
-void read_rows(lctx_state_reader & io, lctx_kv_store & store, int32_t seq, int32_t head, const slice_of_head & h) {
-    for (int32_t row = 0, n_block; row < h.n_row; row += n_block) {
-        n_block = std::min(LCTX_PAGE_ROWS, h.n_row - row);
-        const int32_t first = std::max(0, h.first - row), end = std::min(n_block, h.first + h.n - row);
-        for (const lctx_plane * plane : store.row_planes()) {
-            const uint8_t * bytes = lctx_slice_rows(io, *plane, n_block);
-            land(store, *plane, seq, head, h.to + row + first - h.first, end - first, bytes + first * plane->entry_size);
+void read_lists(const lctx_cache_parts & parts, lctx_state_reader & io, lctx_slice & slice) {
+    const int32_t n_all = slice.n_row();
+    for (int32_t head = 0; lctx_has_lists(parts) && head < parts.placement.n_head(); head++) {
+        int32_t n;
+        io.read(&n, sizeof(n));
+        lctx_require_slice(n >= 0 && n <= n_all, "its lists of rows are too long");
+        std::vector<int32_t> rows(n);
+        io.read(rows.data(), n * sizeof(int32_t));
+        for (int32_t i = 0; i < n; i++) {
+            lctx_require_slice(rows[i] > (i > 0 ? rows[i - 1] : -1) && rows[i] < n_all, "its lists of rows contradict its positions");
         }
+        slice.rows.push_back(std::move(rows));
     }
 }
 
-// Which rows the heads hold now; before the end of those that were compressed the sequence cannot be cut.
-void note_rows(lctx_kv & kv, int32_t seq, int32_t n, const lctx_slice & slice, int32_t skip, const std::vector<slice_of_head> & heads) {
-    lctx_sequence & s = kv.seqs[seq];
-    size_t i = 0;
-    kv.placement.each_head([&](lctx_kv_store & store, int32_t head) {
-        const slice_of_head & h = heads[i];
-        const auto first = slice.rows[i++].begin() + h.first;
-        std::vector<int32_t> rows(first, first + h.n);
-        std::for_each(rows.begin(), rows.end(), [&](int32_t & row) { row += s.n_pos - n - skip; });
-        const std::vector<int32_t> scores(h.n, lctx_held::first_score(kv.placement.retain()->score));
-        for (const lctx_plane & plane : store.planes()) {
-            if (plane.key == lctx_plane_key::cell) {
-                const std::vector<int32_t> & values = plane.values == lctx_plane_values::rows ? rows : scores;
-                store.land(plane.tensor, plane.offset(seq, head, h.to), values.data(), h.n * plane.entry_size);
-            }
-        }
-    });
-    if (std::any_of(heads.begin(), heads.end(), [&](const slice_of_head & h) { return h.n < n; })) {
-        kv.seqs.note_eviction(seq);
-    }
-    for (const auto & store : kv.placement.stores()) {
-        store->set_headers(seq, s.evicted_to, -1);
-    }
+// The header of a slice is this memory's.
+lctx_slice begin(const lctx_cache_parts & parts, lctx_state_reader & io) {
+    lctx_check_header(parts, io, 0);
+    int32_t at[2];
+    io.read(at, sizeof(at));
+    lctx_slice slice = {at[0], at[1], {}};
+    lctx_require_slice(lctx_why_no_slices(parts).empty(), "this method has no slices");
+    lctx_require_slice(
+        slice.first >= 0 && slice.first < slice.end && slice.end <= parts.placement.sizes().n_ctx && slice.first % LCTX_PAGE_ROWS == 0,
+        "its rows are none that a slice holds");
+    read_lists(parts, io, slice);
+    io.take(GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
+    return slice;
 }
 
 }  // namespace
 
-bool lctx_has_lists(const lctx_kv & kv) {
-    const lctx_retain * retain = kv.placement.retain();
-    return retain && retain->waits() && kv.placement.method().n_span() > 1;
-}
-
-void lctx_require_slice(bool ok, const std::string & reason) {
-    if (!ok) {
-        throw lctx_refusal("the stored slice does not fit: " + reason);
+std::string lctx_why_no_slices(const lctx_cache_parts & parts) {
+    if (parts.placement.retain() && !lctx_has_lists(parts)) {
+        return "heads evict, so that rows of earlier positions change";
     }
+    return parts.placement.method().first_row(INT32_MAX) > 0 ? "rows of earlier positions are dropped" : "";
 }
 
-const uint8_t * lctx_slice_rows(lctx_state_reader & io, const lctx_plane & plane, int64_t n) {
-    const uint8_t * bytes = io.take(n * plane.entry_size);
-    lctx_require_slice(ggml_validate_row_data(plane.tensor->type, bytes, n * plane.entry_size), "it holds numbers that are not finite");
-    return bytes;
+void lctx_write_slice(const lctx_cache_parts & parts, llama_io_write_i & io, int32_t seq, int32_t first, int32_t end) {
+    const std::string why = why_not_slice(parts, seq, first, end);
+    lctx_require(why.empty(), why);
+    parts.placement.wait();
+    lctx_write_header(parts, io, 0);
+    const int32_t at[2] = {first, end};
+    io.write(at, sizeof(at));
+    write_lists(parts, io, seq, first, end);
+    static constexpr uint8_t ZEROS[ALIGNMENT] = {};
+    io.write(ZEROS, GGML_PAD(io.n_bytes(), ALIGNMENT) - io.n_bytes());
+    const lctx_extent what = {lctx_plane_saved::in_slices, first, end};
+    lctx_each_run(parts.placement, parts.seqs, seq, what, [&](lctx_device_store &, const lctx_plane & plane, size_t offset, size_t size) {
+        io.write_tensor(plane.tensor, offset, size);
+    });
 }
 
-void lctx_append_rows(lctx_kv & kv, lctx_state_reader & io, int32_t seq, const lctx_slice & slice, int32_t skip, int32_t n) {
-    const std::vector<slice_of_head> heads = divide(kv, seq, slice, skip, n);
-    lctx_growth growth = {n, {}, 0};
-    for (const slice_of_head & h : heads) {
-        growth.n_each.push_back(h.n);
+void lctx_read_slice(lctx_cache_parts & parts, lctx_state_reader & io, int32_t seq) {
+    const lctx_slice slice = begin(parts, io);
+    lctx_sequence & s = parts.seqs[seq];
+    lctx_require_slice(slice.first == s.n_pos && parts.seqs.cut_before(slice.end) == slice.end && parts.seqs.n_exact(seq) == s.n_pos,
+                       "it does not follow the rows that are there");
+    if (lctx_has_lists(parts)) {
+        lctx_append_rows(parts, io, seq, slice, 0, slice.n_row());
+        return;
     }
-    const std::string why = kv.blocks.grow_to_write(seq, growth);
+    const std::string why = parts.blocks.grow_to_write(seq, {slice.n_row(), {}, 0});
     lctx_require_slice(why.empty(), why);
+    const int32_t near = parts.seqs.first_near(slice.first, slice.end);
+    s.first_near = near > slice.first && near < slice.end ? near : s.first_near;
+    s.open[0] = s.open[1] = -1;
+    const lctx_extent what = {lctx_plane_saved::in_slices, slice.first, slice.end};
+    lctx_each_run(parts.placement, parts.seqs, seq, what,
+                  [&](lctx_device_store & store, const lctx_plane & plane, size_t offset, size_t size) {
+                      store.land(plane.tensor, offset, lctx_slice_rows(io, plane, (int64_t)(size / plane.entry_size)), size);
+                  });
+    lctx_require_slice(io.at_end(), "it is longer than its rows");
+    parts.index_rows(seq, slice.first, slice.end);
+}
+
+void lctx_insert_slice(lctx_cache_parts & parts, lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
+    const lctx_slice slice = begin(parts, io);
+    const lctx_method & method = parts.placement.method();
+    const int32_t to = parts.seqs.n_pos(seq), n_ctx = parts.placement.sizes().n_ctx;
+    lctx_require(method.n_span() > 1, "texts are placed with method=full,spans=N, not with " + method.full_spec());
+    lctx_require(skip >= 0 && n > 0 && (int64_t)skip + n <= slice.n_row(), "the stored slice does not have these rows");
+    lctx_require(n <= n_ctx - to,
+                 std::to_string(n) + " stored rows do not fit: " + std::to_string(to) + " of n_ctx " + std::to_string(n_ctx) + " are used");
+    std::vector<lctx_row_span> spans = parts.seqs.spans_with(seq, slice.first + skip);
+    const std::string why = parts.seqs.why_no_spans(spans);
+    lctx_require(why.empty(), why);
+    std::swap(parts.seqs[seq].spans, spans);
     try {
-        size_t i = 0;
-        kv.placement.each_head([&](lctx_kv_store & store, int32_t head) { read_rows(io, store, seq, head, heads[i++]); });
-        lctx_require_slice(io.at_end(), "it is longer than its rows");
+        lctx_append_rows(parts, io, seq, slice, skip, n);
     } catch (...) {
-        kv.blocks.shrink(seq, growth);
+        std::swap(parts.seqs[seq].spans, spans);
         throw;
-    }
-    if (lctx_has_lists(kv)) {
-        note_rows(kv, seq, n, slice, skip, heads);
     }
 }

@@ -1,27 +1,20 @@
-// What is known of a stored slice (slices.h) when its header was read.
+// Slices of a sequence: its rows of some positions, and what goes with them, as a text is stored piece by piece. Slices that follow each
+// other make the sequence again, in any context of the same model, method and types.
 #pragma once
 
-#include "kv.h"
+#include "cache-parts.h"
+#include "llama-io.h"
 #include "state-io.h"
 
 #include <string>
-#include <vector>
 
-struct lctx_slice {
-    int32_t first, end;                      // positions
-    std::vector<std::vector<int32_t>> rows;  // of every KV head, from `first` on; empty: every head has all
+// Return why sequences have no slices; empty if their rows stay as they were stored.
+std::string lctx_why_no_slices(const lctx_cache_parts & parts);
 
-    int32_t n_row() const { return end - first; }
-};
-
-// Slices say which rows each head has: heads forget some when a text is compressed.
-bool lctx_has_lists(const lctx_kv & kv);
-
-// Throws lctx_refusal.
-void lctx_require_slice(bool ok, const std::string & reason);
-
-// The next n rows of a plane, where they lie.
-const uint8_t * lctx_slice_rows(lctx_state_reader & io, const lctx_plane & plane, int64_t n);
-
-// Append rows [skip, skip + n) of a slice. When it throws, the sequence is as before.
-void lctx_append_rows(lctx_kv & kv, lctx_state_reader & io, int32_t seq, const lctx_slice & slice, int32_t skip, int32_t n);
+// All throw lctx_refusal.
+// Rows [first, end) of a sequence and what goes with them: first begins a page, end is where it can be cut.
+void lctx_write_slice(const lctx_cache_parts & parts, llama_io_write_i & io, int32_t seq, int32_t first, int32_t end);
+// Append a slice to the sequence. What was taken for it is there when it throws, up to its end.
+void lctx_read_slice(lctx_cache_parts & parts, lctx_state_reader & io, int32_t seq);
+// Append n rows of a slice after its first `skip`, wherever it was read, as a span. When it throws, the sequence is as before.
+void lctx_insert_slice(lctx_cache_parts & parts, lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n);

@@ -1,6 +1,6 @@
 #include "state-io.h"
 
-#include "../refusal.h"
+#include "../base/refusal.h"
 #include "ggml-backend.h"
 #include "llama-memory.h"
 

@@ -1,4 +1,4 @@
-// What is held, and what may be.
+// Counts what is held, and what may be.
 #include "blocks.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Who votes on what is kept, and when: a sequence that ends at a border evicts before its next token.
+// Decides who votes on what is kept, and when: a sequence that ends at a border evicts before its next token.
 #include "llama-batch.h"
 #include "sequences.h"
 

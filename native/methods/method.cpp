@@ -1,6 +1,6 @@
 #include "method.h"
 
-#include "firewall.h"
+#include "base/firewall.h"
 
 #include <algorithm>
 #include <cerrno>

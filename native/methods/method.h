@@ -2,8 +2,8 @@
 // An eviction rule is a struct of numbers instead. CONTRIBUTING.md says how to add either.
 #pragma once
 
+#include "../base/refusal.h"
 #include "../ops/ops.h"
-#include "../refusal.h"
 
 #include <map>
 #include <memory>

@@ -1,5 +1,5 @@
-// What the kernels take: raw pointers and strides in bytes, no graph. nodes.h fills these from a node; the CPU and the CUDA kernels share
-// them.
+// The kernels take these arguments: raw pointers and strides in bytes, no graph. nodes.h fills them from a node; the
+// CPU and the CUDA kernels share them.
 #pragma once
 
 #include "ops.h"
@@ -38,7 +38,7 @@ struct lctx_near_args {
     int64_t rows;
 };
 
-// What every head of every sequence holds.
+// Points to what every head of every sequence holds.
 struct lctx_held_args {
     int32_t * data;  // of all layers (lctx_held::of); nullptr: all rows
     int64_t n;       // heads of all sequences there
@@ -216,7 +216,7 @@ struct lctx_fetch_args {
     LCTX_HD int32_t of_page() const { return LCTX_PAGE_ROWS >> shift(); }  // units
     LCTX_HD int32_t n_key() const { return n_seq * n_page_max * of_page(); }
     LCTX_HD lctx_staging staging_of(int32_t head) const { return {staging + head * staging_stride, params.n_staged}; }
-    // Where a key is, as the result says it.
+    // Return the entry of the result that says where a key is.
     LCTX_HD int32_t & entry(int32_t head, int32_t key) const {
         const int32_t n_unit_max = n_page_max * of_page();
         return table[key / n_unit_max * seq_stride + head * head_stride + key % n_unit_max];
@@ -247,7 +247,7 @@ template <typename A> size_t lctx_expanded_size(const A & a) {
     return a.params.tiles.n_tile > 0 ? (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
 }
 
-// The same arguments without tiles, their segments at `segs`.
+// Return the arguments without tiles, their segments at `segs`.
 template <typename A> A lctx_expanded_args(const A & a, const lctx_segment * segs) {
     A expanded = a;
     expanded.segs = segs;

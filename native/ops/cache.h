@@ -1,9 +1,10 @@
-// Where the rows of a sequence lie: the index arithmetic that the CPU and the CUDA kernels share.
+// Computes where the rows of a sequence lie: the index arithmetic that the CPU and the CUDA kernels share.
 #pragma once
 
 #include "args.h"
 
-// What one head of a sequence holds: a row's cell is its index among them, the row number itself when nothing is evicted.
+// Maps what one head of a sequence holds: a row's cell is its index among them, the row number itself when nothing is
+// evicted.
 struct lctx_cells {
     lctx_held held;
 
@@ -15,8 +16,9 @@ struct lctx_cells {
     LCTX_HD int32_t row(int32_t cell) const { return all() ? cell : held.rows()[cell]; }
 };
 
-// Where a cell lies: its page, or unit where rows are staged, the row of the pools, and its key and value; near keys stand in a ring by
-// row number. Tiles have rows between those that are read: what such rows are does not matter, but that they are memory does.
+// These find where a cell lies: its page, or unit where rows are staged, the row of the pools, and its key and value;
+// near keys stand in a ring by row number. Tiles have rows between those that are read: what such rows are does not
+// matter, but that they are memory does.
 LCTX_HD inline int32_t lctx_page_of(const lctx_table_args & table, int32_t cell, int32_t head, int32_t seq) {
     return table.pages[seq * table.seq_stride + head * table.head_stride + (cell >> table.shift)];
 }
@@ -47,7 +49,7 @@ LCTX_HD inline char * lctx_key_row(const lctx_cache_args & cache, int32_t cell, 
     return lctx_pool_at(cache.k_pool, lctx_pool_row(cache.table, cell, head, seq));
 }
 
-// Whether a unit of staged pools: the table tells of others too.
+// Return whether the cell lies in a unit of staged pools: the table tells of others too.
 LCTX_HD inline bool lctx_is_staged(const lctx_cache_args & cache, int32_t cell, int32_t head, int32_t seq) {
     const int32_t page = lctx_page_of(cache.table, cell, head, seq);
     return page >= 0 && (size_t)page << cache.table.shift < cache.k_pool.n_row;

@@ -43,7 +43,7 @@ template <typename T, typename S> struct lctx_choices_of {
 
     LCTX_HD S * alone(int32_t index, int32_t choice) const { return (S *)data + ((int64_t)index * n_choice + choice) * n_segment; }
     LCTX_HD T * firsts() const { return data + (int64_t)tiles.n_alone(n_tokens) * n_choice * n_segment * 4; }
-    // What the host has written of token `at` of a tile.
+    // Return what the host has written of token `at` of a tile.
     LCTX_HD S * given(int32_t tile, int32_t at) const {
         return (S *)(firsts() + tiles.first_size()) + ((int64_t)tile * tiles.size + at) * tiles.n_given;
     }

@@ -1,4 +1,4 @@
-// How a method chooses chunks: settings, and the arithmetic that host and kernels share.
+// Says how a method chooses chunks: settings, and the arithmetic that host and kernels share.
 //
 // Selection is a filter on a base (full, string, dca, selfextend). The base says which rows a query reads and from which angle it sees
 // them. Of these the filter leaves some whole, the *runs*: the first chunk, the last ones up to the query's own row, and chunks in which an
@@ -42,7 +42,7 @@ struct lctx_chunks {
     // Elements of what is made of a query to multiply a summary up to its outlier.
     LCTX_HD int32_t query_dim(int32_t head_dim) const { return summary().n_sum() * head_dim; }
 
-    // How many keys the others are.
+    // Return how many keys the others are.
     LCTX_HD float n_other() const { return (float)(chunk_size - 1); }
 
     // Segments that *select* writes for a query: its runs, then one inside a chunk for each far chunk that it reads; packed: its chunks.

@@ -9,7 +9,7 @@
 constexpr int LCTX_FIXED_AT = GGML_MAX_OP_PARAMS / sizeof(int32_t) - 1;
 constexpr int32_t LCTX_FIXED_MARK = 0x4c435458;
 
-// Whether the sum of a product's column has one order, however many columns there are.
+// Return whether the sum of a product's column has one order, however many columns there are.
 inline bool lctx_is_fixed(const ggml_tensor * op) {
     return op->op_params[LCTX_FIXED_AT] == LCTX_FIXED_MARK;
 }

@@ -19,6 +19,6 @@ struct lctx_hadamard {
     }
 };
 
-// How rows of these types and widths are stored. v_offset: where V begins in K when it is a part of it, else < 0. Without ggml's quantized
-// types, and with LLAMA_ATTN_ROT_DISABLE=1 in the environment, as they come.
+// Return how rows of these types and widths are stored. v_offset: where V begins in K when it is a part of it, else <
+// 0. Without ggml's quantized types, and with LLAMA_ATTN_ROT_DISABLE=1 in the environment, as they come.
 lctx_hadamard lctx_hadamard_of(ggml_type type_k, int32_t head_dim_k, ggml_type type_v, int32_t head_dim_v, int32_t v_offset);

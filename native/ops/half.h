@@ -10,7 +10,8 @@
 constexpr float LCTX_MOST_HALF = 65504.0f;
 constexpr uint16_t LCTX_HALF_NAN = 0x7e00;
 
-// What is larger than `most`, as the largest: rows are stored so, since tensor cores read them as halves. NaN stays.
+// Replace what is larger than `most` by the largest: rows are stored so, since tensor cores read them as halves. NaN
+// stays.
 LCTX_HD inline float lctx_limited(float x, float most = LCTX_MOST_HALF) {
     return x > most ? most : x < -most ? -most : x;
 }

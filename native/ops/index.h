@@ -30,7 +30,7 @@ struct lctx_index_shape {
     // Channels that are transformed together: the largest power of two that divides the head; 0: none.
     LCTX_HD int32_t hadamard() const { return (head_dim & -head_dim) < 32 ? 0 : head_dim & -head_dim; }
 
-    // Where a row of a group lies.
+    // These return where a row of a group lies.
     LCTX_HD static size_t scale_at(int32_t lane) { return (size_t)SCALE * lane; }
     LCTX_HD static size_t word_at(int32_t word, int32_t lane) { return (size_t)SCALE * GROUP + ((size_t)word * GROUP + lane) * WORD; }
 

@@ -211,7 +211,8 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
                              ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * held, ggml_tensor * summaries, ggml_tensor * open,
                              const lctx_summarize_params & params);
 
-// What every query reads: its runs, then the best of the chunks in its far ranges, ascending; unused segments are empty.
+// List what every query reads: its runs, then the best of the chunks in its far ranges, ascending; unused segments are
+// empty.
 //   q:        F32 [head_dim_k, n_head, n_tokens]      not rotated
 //   compared: result of lctx_summarize, or by keys of lctx_index
 //   rows:     I32 [4, n_tokens]                       lctx_row

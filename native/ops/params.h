@@ -52,7 +52,7 @@ inline float lctx_gate_limit_of(const ggml_tensor * node) {
     return lctx_float_param(node, 3);
 }
 
-// Whether a node of GGML_OP_MUL_MAT is not a product but a transform of rows.
+// Return whether a node of GGML_OP_MUL_MAT is not a product but a transform of rows.
 inline bool lctx_has_hint(const ggml_tensor * node) {
     return node->op_params[1] != 0;
 }

@@ -1,4 +1,5 @@
-// Which rows a head keeps: settings of the eviction rules, the arithmetic that host and kernels share, and where it is written down.
+// Says which rows a head keeps: settings of the eviction rules, the arithmetic that host and kernels share, and where
+// it is written down.
 //
 // Every KV head of a sequence holds some of the rows that were stored, ascending; the index of a row among them is its cell, and cell i
 // lies in block table[i / 64]. Queries vote for the rows they read; at a border the rows without enough votes leave and the others move up.
@@ -50,8 +51,9 @@ struct lctx_retain {
     }
 };
 
-// What one KV head of one sequence holds: a header, and planes of n_row_max numbers. In a tensor int32 [size, n_head, n_seq] all headers
-// come first, then the planes of one head after the other: a device need not have memory for planes before they have rows.
+// Lists what one KV head of one sequence holds: a header, and planes of n_row_max numbers. In a tensor int32 [size,
+// n_head, n_seq] all headers come first, then the planes of one head after the other: a device need not have memory for
+// planes before they have rows.
 struct lctx_held {
     int32_t * data;  // the header
     int32_t * planes;

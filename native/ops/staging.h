@@ -1,4 +1,4 @@
-// Which rows of one KV head lie close to where it is computed, while all rows lie in a larger, slower memory.
+// Tells which rows of one KV head lie close to where it is computed, while all rows lie in a larger, slower memory.
 //
 // They lie there in units of a chunk, or of a page where chunks do not divide it. A run is read page by page: the units of a page that a
 // run touches all lie in the pool, or side by side at frames that begin at a multiple of their number. Other units lie where there is room.
@@ -23,7 +23,7 @@ struct lctx_staging {
     LCTX_HD int32_t * keys() const { return data + HEADER; }           // -1: the frame is empty
     LCTX_HD int32_t * last_used() const { return keys() + n_staged; }  // clock
 
-    // When any of n frames was read last.
+    // Return when any of n frames was read last.
     LCTX_HD int32_t last_used(int32_t frame, int32_t n) const {
         int32_t last = last_used()[frame];
         for (int32_t i = 1; i < n; i++) {
@@ -31,7 +31,7 @@ struct lctx_staging {
         }
         return last;
     }
-    // Whether n frames have a page of n units.
+    // Return whether n frames have a page of n units.
     LCTX_HD bool has_page(int32_t frame, int32_t n) const {
         const int32_t key = keys()[frame];
         bool all = key >= 0 && key % n == 0;

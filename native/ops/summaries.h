@@ -1,5 +1,6 @@
-// What a query compares itself with to score a chunk: the names of option `representation`, what a summary of a chunk is, and how a query
-// meets it. cpu/summarize.cpp and cuda/channels.h compute the summaries, of keys as they are stored.
+// Defines what a query compares itself with to score a chunk: the names of option `representation`, what a summary of a
+// chunk is, and how a query meets it. cpu/summarize.cpp and cuda/channels.h compute the summaries, of keys as they are
+// stored.
 //
 // attention, per query head: the mean key of LongHeads (arXiv 2402.10685, eq. 1-2); the score is the product with it. The rest is per KV
 // head. minmax: the largest and smallest value of every channel (Quest, arXiv 2406.10774); the score is the sum over channels of
@@ -46,7 +47,7 @@ LCTX_HD constexpr lctx_summary_kind lctx_summary_kind_of(lctx_representation rep
 }
 constexpr int32_t LCTX_MOST_VECTORS = 3, LCTX_MOST_SUM = 2;
 
-// What a number of a query becomes to be multiplied with its number in a vector of a summary.
+// Return what a number of a query becomes to be multiplied with its number in a vector of a summary.
 LCTX_HD inline float lctx_meet(lctx_representation representation, int32_t vector, float q, float scale) {
     switch (representation) {
         case LCTX_REPRESENT_MINMAX:    return (q < 0.0f) == (vector == 0) ? 0.0f : q;

@@ -1,7 +1,7 @@
 #include "rpc.h"
 
-#include "../firewall.h"
-#include "../refusal.h"
+#include "../base/firewall.h"
+#include "../base/refusal.h"
 #include "../rpc-version.h"
 
 #include <netdb.h>

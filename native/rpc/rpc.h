@@ -21,7 +21,7 @@ struct lctx_rpc_server {
 // Make an exception of ggml's abort when a server ends while a connection is made. Other aborts end the process as before.
 void lctx_rpc_watch_aborts();
 
-// Why nothing can be done with these servers any more; empty while all are there.
+// Return why nothing can be done with these servers any more; empty while all are there.
 std::string lctx_rpc_lost(const std::vector<std::shared_ptr<lctx_rpc_server>> & servers);
 
 // Connect, or share the connection that there is. Throws lctx_refusal with the reason.

@@ -83,7 +83,7 @@ ivec4 segment_of(int column, int seg) {
     return s;
 }
 
-// Where the columns read, and from which angle.
+// Look up what the columns read, and from which angle.
 void look_up(int seg) {
     is_listed = SHARED != 0 && seg >= N_RUN;
     barrier();
@@ -181,7 +181,7 @@ void weigh(int block, int seq) {
     barrier();
 }
 
-// What is not read may be NaN.
+// Add the values of rows [begin, end) with their weights. What is not read may be NaN.
 void add_values(uint64_t v, int begin, int end) {
     const int lane = thread % LANES, group = thread / LANES;
     for (int c = 0; c < MY_COLUMNS; c++) {
@@ -201,7 +201,7 @@ void add_values(uint64_t v, int begin, int end) {
     }
 }
 
-// Whether a column of a sequence reads of these rows.
+// Return whether a column of a sequence reads of these rows.
 bool is_read(int seq, int begin, int end) {
     bool any = false;
     for (int c = 0; c < COLUMNS; c++) {
@@ -298,7 +298,7 @@ void put() {
     }
 }
 
-// Which tokens the columns are of, and where what they read is written.
+// Find which tokens the columns are of, and where what they read is written.
 void find_tokens() {
     const int n_alone = a.n_tokens - a.n_tile * TILE;
     first = int(gl_WorkGroupID.x) * COLUMNS;

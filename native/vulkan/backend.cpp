@@ -2,8 +2,8 @@
 // device (VK_KHR_buffer_device_address) here, so that ../ops/nodes.h serves all backends, and no descriptor limits a pool.
 #include "ggml-vulkan-common.h"
 
+#include "../base/kernel-name.h"
 #include "../hooks.h"
-#include "../kernel-name.h"
 #include "../ops/cache.h"
 #include "../ops/half.h"
 #include "../ops/nodes.h"
@@ -14,7 +14,7 @@
 
 namespace {
 
-// What args.h says, as GLSL lays it out: a shader does not compile when its last member lies elsewhere.
+// Repeat what args.h says, as GLSL lays it out: a shader does not compile when its last member lies elsewhere.
 constexpr size_t MOST_PUSHED = 128;  // that every device takes
 #define LAST(offset, type, name) \
     type name;                   \
@@ -186,7 +186,7 @@ void angles(recorder & r, const addressed & node) {
     r.dispatch(ANGLES, {}, push, groups_for(a.n * push.n_pair, 64));
 }
 
-// Where the rows of a cache are, for the shaders that write or read them.
+// Push where the rows of a cache are, for the shaders that write or read them.
 template <typename T> void push_cache(T & push, const lctx_cache_args & c) {
     push.k_pool = address_of(c.k_pool.data), push.v_pool = address_of(c.v_pool.data);
     push.k_row = (int)c.k_pool.row_size, push.v_row = (int)c.v_pool.row_size;
@@ -365,7 +365,8 @@ void choose_for(recorder & r, const addressed & node, const lctx_select_args & a
     }
 }
 
-// What every head reads is a list of segments, which *attend* splits; that of a tile a list of chunks.
+// Choose chunks: what every head reads becomes a list of segments, which *attend* splits; that of a tile a list of
+// chunks.
 void select(recorder & r, const addressed & node) {
     const lctx_select_args a = lctx_select_args_of(&node.node);
     const size_t size = std::max(score_bytes(a, a.choices().n_alone()), score_bytes(a, a.n_tile));

@@ -28,7 +28,7 @@ shared float mosts[HEADS], sums[HEADS];  // of the scores of a head
 int thread, token, seq, begin, end;  // of the chunks of this thread
 uint64_t scores, to;                 // keys take the place of the scores of the first head
 
-// Where the segments that the host has written for a tile lie, in numbers: after the first tokens of all.
+// Return where the segments that the host has written for a tile lie, in numbers: after the first tokens of all.
 int given_at(int tile) {
     return (a.n_tile + 3) / 4 * 4 + tile * GIVEN_SIZE;
 }
@@ -116,7 +116,7 @@ uint key(int chunk) {
     return uint(Ints(scores).x[chunk]);
 }
 
-// How many keys reach `least`.
+// Count the keys that reach `least`.
 int count(uint least) {
     int n = 0;
     for (int chunk = begin; chunk < end; chunk++) {

@@ -74,12 +74,12 @@ float element(int type, uint64_t row, int d) {
     }
 }
 
-// Where row `cell % 64` of its page would be, without the row itself.
+// Return where row `cell % 64` of its page would be, without the row itself.
 uint64_t page_at(uint64_t pool, int row_size, uint64_t pages, int index) {
     return pool + uint64_t(max(Ints(pages).x[index], 0)) * uint64_t(PAGE_ROWS * row_size);
 }
 
-// Where the group of a row of the index lies: its scales, and its words of codes.
+// Return where the group of a row of the index lies: its scales, and its words of codes.
 uint64_t group_at(uint64_t index, int row_size, uint64_t pages, int page, int row) {
     return page_at(index, row_size, pages, page) + uint64_t(row % PAGE_ROWS / GROUP_ROWS * GROUP_ROWS * row_size);
 }

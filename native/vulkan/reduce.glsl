@@ -1,4 +1,5 @@
-// What all threads of a workgroup know together. All of them call, and see the result. The kernel defines THREADS.
+// Lets all threads of a workgroup know something together. All of them call, and see the result. The kernel defines
+// THREADS.
 shared float reduced[THREADS];
 
 void reduce(float x, bool is_sum) {

@@ -1,5 +1,7 @@
 // Buffers of the CPU as ggml allocates them, on huge pages where the system has them: a token reads all weights once, and with pages of 4
 // KiB their addresses take as long to look up as a tenth of the bytes. Weights that are mapped from a file are not in such a buffer.
+#include "weights.h"
+
 #include "ggml-backend-impl.h"
 
 #ifdef __linux__
@@ -28,14 +30,16 @@ ggml_backend_buffer_t alloc_huge(ggml_backend_buffer_type_t type, size_t size) {
     return buffer;
 }
 
-// When the library is loaded, before anything is allocated.
-[[maybe_unused]] const bool INSTALLED = [] {
+}  // namespace
+
+void lctx_use_huge_pages() {
     ggml_backend_buffer_type_t type = ggml_backend_cpu_buffer_type();
     alloc_plain = type->iface.alloc_buffer;
     type->iface.alloc_buffer = alloc_huge;
-    return true;
-}();
+}
 
-}  // namespace
+#else
+
+void lctx_use_huge_pages() {}
 
 #endif

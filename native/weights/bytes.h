@@ -66,7 +66,7 @@ struct lctx_column_bytes {
     float * sums;
 };
 
-// Where the values of a tile's columns are, and where their products go: the first n of them.
+// Says where the values of a tile's columns are, and where their products go: the first n of them.
 struct lctx_tile_ends {
     const float * x[LCTX_TILE];
     float * out[LCTX_TILE];
@@ -120,7 +120,8 @@ template <class W, int NC> static inline __attribute__((always_inline)) void lct
     }
 }
 
-// What group number `group` adds to NC columns: scale * (bytes . column - ZERO * sum), or scale * (bytes . column) + min * sum.
+// Add group number `group` to NC columns: scale * (bytes . column - ZERO * sum), or scale * (bytes . column) + min *
+// sum.
 template <class W, int NC> static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx_panel & p,
                                                                                                  const lctx_column_bytes & x, int64_t group,
                                                                                                  lctx_vf * to) {
@@ -141,8 +142,8 @@ template <class W, int NC> static inline __attribute__((always_inline)) void lct
     }
 }
 
-// What group number `group` adds to NC columns with integer scales: int_scale * (bytes . column - ZERO * sum) to sums. Without
-// LCTX_FULL_BYTES pairs are added while they fit in 16 bits.
+// Add group number `group` to NC columns with integer scales: int_scale * (bytes . column - ZERO * sum) to sums.
+// Without LCTX_FULL_BYTES pairs are added while they fit in 16 bits.
 template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_group(const lctx_panel & p,
                                                                                             const lctx_column_bytes & x, int64_t group,
                                                                                             lctx_vi * sums) {
@@ -190,7 +191,7 @@ template <class W, int NC> static inline __attribute__((always_inline)) void lct
 #endif
 }
 
-// What block b adds to NC columns with integer scales: a product of floats, and one for its mins, whose sum is exact.
+// Add block b to NC columns with integer scales: a product of floats, and one for its mins, whose sum is exact.
 template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_block(const lctx_panel & p,
                                                                                             const lctx_column_bytes & x, int64_t b,
                                                                                             lctx_vf * products, lctx_vf * offsets) {

@@ -89,7 +89,7 @@ class dots : public ggml::cpu::tensor_traits {
     }
 };
 
-// What ggml multiplies so: a column of floats, or one of f16 or bf16 that becomes floats.
+// Return whether ggml multiplies so: a column of floats, or one of f16 or bf16 that becomes floats.
 bool fits(const ggml_tensor * op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(w->type);

@@ -211,7 +211,7 @@ constexpr entry PRODUCTS[] = {
     entry_of<GGML_TYPE_Q6_K>(AFTER_FEW_256, false),
 };
 
-// Whether a product is that of weights in memory with columns of floats.
+// Return whether a product is that of weights in memory with columns of floats.
 bool is_plain(const ggml_tensor * op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     return w->buffer && ggml_backend_buffer_is_host(w->buffer) && w->nb[0] == ggml_type_size(w->type) && w->ne[3] * x->ne[3] == 1 &&

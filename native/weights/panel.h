@@ -214,11 +214,11 @@ template <> struct lctx_weight<GGML_TYPE_Q6_K> : lctx_weight_shape<256, 16, 6, 3
     }
 };
 
-// Whether the CPU sums four products of bytes of eight bits in one step.
+// Says whether the CPU sums four products of bytes of eight bits in one step.
 constexpr bool LCTX_FULL_BYTES = LCTX_HAS_DOT;
 
-// Whether sums of groups are multiplied with integer scales, and the sum of a block is an integer: so there is one product of floats for
-// it, the same however its integers were added.
+// Says whether sums of groups are multiplied with integer scales, and the sum of a block is an integer: so there is one
+// product of floats for it, the same however its integers were added.
 template <class W> constexpr bool lctx_int_scales = W::N > W::GROUP;
 
 // Blocks of 32 values whose products with a few columns have a quad of lanes each (quads.h). So a panel adds up every n-th block, and then

@@ -12,7 +12,7 @@
 
 constexpr int LCTX_QUADS_DIM = 32 * LCTX_QUADS;  // their values
 
-// What the bytes of a block mean: value = scale * (byte - ZERO), or scale * byte + min.
+// Gives the bytes of a block their meaning: value = scale * (byte - ZERO), or scale * byte + min.
 template <class BLOCK> constexpr int lctx_zero_of = 0;
 template <> constexpr int lctx_zero_of<block_q4_0> = 8;
 template <> constexpr int lctx_zero_of<block_q8_0> = 128;
@@ -58,7 +58,8 @@ struct lctx_quads {
     lctx_vf scales, mins;
 };
 
-// What differs in the width of a vector: 16 bytes of each group, a number of each group for all its lanes, bytes of a table by their index.
+// These differ in the width of a vector: 16 bytes of each group, a number of each group for all its lanes, bytes of a
+// table by their index.
 #if defined(__AVX512F__)
 static inline lctx_quad_bytes lctx_load_quads(const void * first, size_t step) {
     const auto load = [&](int b) { return _mm_loadu_si128((const __m128i *)((const char *)first + b * step)); };

@@ -7,5 +7,5 @@ namespace ggml::cpu {
 class tensor_traits;
 }
 
-// What computes op here: rows times a number each, or the gate of gpt-oss's experts; or NULL.
+// Return what computes op here: rows times a number each, or the gate of gpt-oss's experts; or NULL.
 ggml::cpu::tensor_traits * lctx_cpu_rowwise(const ggml_tensor * op);

@@ -6,7 +6,8 @@ struct lctx_super_quarter {
     __m256i low, high, low_scales, high_scales;
 };
 
-// Which bytes of eight scales, the same in both halves of the lanes, are those of group g: of all lanes, and with g + 1 in the upper half.
+// Says which bytes of eight scales, the same in both halves of the lanes, are those of group g: of all lanes, and with
+// g + 1 in the upper half.
 struct lctx_scale_lanes {
     alignas(32) uint8_t same[8][32], next[8][32];
     constexpr lctx_scale_lanes() : same(), next() {
@@ -118,7 +119,7 @@ template <> struct lctx_super<block_q6_K> {
     __m256i scales;
 };
 
-// What quarter Q of a block adds to the sums of NC columns.
+// Add quarter Q of a block to the sums of NC columns.
 template <int Q, int NC, class W> static inline __attribute__((always_inline)) void lctx_add_quarter(const W & block,
                                                                                                      const lctx_super_column * x, int64_t i,
                                                                                                      __m256i * sums) {

@@ -20,7 +20,7 @@ static inline void lctx_super_nibbles(const uint8_t * packed, lctx_super_half & 
     to.high = _mm512_and_si512(_mm512_maskz_srli_epi16(~0u, both, 4), nibble);
 }
 
-// Which of the scales is in a byte of the lanes; 128: none, it is 0.
+// Says which of the scales is in a byte of the lanes; 128: none, it is 0.
 struct lctx_lanes_32 {
     uint8_t of[2][64];
     constexpr lctx_lanes_32() : of() {
@@ -32,7 +32,7 @@ struct lctx_lanes_32 {
     }
 };
 
-// Which of the scales is in a lane.
+// Says which of the scales is in a lane.
 struct lctx_lanes_16 {
     uint16_t of[2][32];
     constexpr lctx_lanes_16() : of() {

@@ -20,8 +20,8 @@ struct lctx_super_column {
     int16_t * sums;
 };
 
-// What a block knows of its layout: where group g of a column begins in the bytes of a block, and how its parts are loaded. Values are
-// d * scale * (byte - ZERO), constants() being the scales then; or d * scale * byte + offset() * constant.
+// Describes the layout of a block: where group g of a column begins in its bytes, and how its parts are loaded. Values
+// are d * scale * (byte - ZERO), constants() being the scales then; or d * scale * byte + offset() * constant.
 template <class BLOCK> struct lctx_super;
 
 // The factor of a block's constants; 0 where its sums have them already.

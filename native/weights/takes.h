@@ -1,4 +1,4 @@
-// How threads share the rows of a product.
+// Divides the rows of a product among threads.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What a product multiplies: matrices of weights, and the tiles of columns (bytes.h) that each of them meets.
+// Holds what a product multiplies: matrices of weights, and the tiles of columns (bytes.h) that each of them meets.
 #pragma once
 
 #include "bump.h"
@@ -105,7 +105,7 @@ struct lctx_expert_matrices {
         }
         return ends;
     }
-    // Which column of x that of a tile is, counted over all tokens.
+    // Return which column of x that of a tile is, counted over all tokens.
     int64_t column(int64_t tile, int c) const {
         const int64_t pair = pairs[tile * LCTX_TILE + c], n_own = op->src[1]->ne[1];
         return pair / n_used() * n_own + pair % n_used() % n_own;

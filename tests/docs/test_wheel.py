@@ -14,7 +14,7 @@ from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = {"CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE", "native/lctx.h", "native/lctx.map",
-          "native/counts.h", "native/lctx-sampling.h", "patches/apply.cmake",
+          "native/base/counts.h", "native/lctx-sampling.h", "patches/apply.cmake",
           "patches/series", "patches/upstream.txt", "native/build_ffi.py",
           "pylongctx/models/pylongctx-tiny-q8_0.gguf"}  # fmt: skip
 NOT_PACKED = {".ci/run"}

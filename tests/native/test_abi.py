@@ -11,7 +11,7 @@ import pytest
 from needs import lacks
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("counts.h", "lctx.h", "lctx-sampling.h", "harness/harness.h")
+NAMES = ("base/counts.h", "lctx.h", "lctx-sampling.h", "harness/harness.h")
 COUNTS, HEADER, SAMPLING, HARNESS = (ROOT / "native" / name for name in NAMES)
 STT_FUNC, SHT_DYNSYM = 2, 11
 

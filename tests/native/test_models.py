@@ -248,7 +248,7 @@ NO_FLASH = ("grok",)  # llama.cpp has no flash attention for it, and refuses a q
 
 def served_rows() -> list[str]:
     """Return the rows of the native table that say of no reason."""
-    rows = re.findall(r"\{(LLM_ARCH_\w+)([^{}]*)\}", (ROOT / "native" / "architectures.cpp").read_text())
+    rows = re.findall(r"\{(LLM_ARCH_\w+)([^{}]*)\}", (ROOT / "native" / "base" / "architectures.cpp").read_text())
     return [name for name, rest in rows if '"' not in rest and "INDEXER" not in rest]
 
 

@@ -8,31 +8,25 @@ import pytest
 from native_map import INCLUDE, NativeMap, circles, dot, files_in_circles, functions_of, room, table
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
-SMALL = {
-    "architectures.h",
-    "backend.h",
-    "claim.h",
-    "counts.h",
-    "firewall.h",
-    "hooks.h",
-    "kernel-name.h",
-    "log.h",
-    "refusal.h",
-    "rpc-version.h",
-}
+SMALL = {"hooks.h", "rpc-version.h"}  # what the patches include, in the root
 BELOW = {  # what a room may include in addition to itself and the small headers of the root
-    "root": {"chat", "cpu", "cuda", "graph", "memory", "ops", "rpc"},
-    "chat": set(),
-    "rpc": set(),
-    "graph": {"memory", "methods", "ops"},
-    "memory": {"methods", "ops"},
-    "methods": {"ops"},
+    "root": {"base", "chat", "cpu", "cuda", "foreign", "graph", "memory", "mtp", "ops", "overrides", "rpc", "trace"},
+    "foreign": {"base", "memory"},
+    "mtp": {"base"},
+    "overrides": {"base", "chat"},
+    "trace": {"base", "ops"},
+    "chat": {"base"},
+    "rpc": {"base"},
+    "graph": {"base", "memory", "methods", "ops"},
+    "memory": {"base", "methods", "ops"},
+    "methods": {"base", "ops"},
     "ops": set(),
-    "cpu": {"ops"},
+    "cpu": {"base", "ops"},
     "weights": {"cpu", "ops"},
-    "cuda": {"ops"},
-    "vulkan": {"ops"},
-    "harness": {"cpu", "graph", "memory", "methods", "ops", "weights"},
+    "cuda": {"base", "ops"},
+    "vulkan": {"base", "ops"},
+    "harness": {"base", "cpu", "graph", "memory", "methods", "ops", "weights"},
+    "base": set(),
 }
 ROOMS = sorted(BELOW)
 

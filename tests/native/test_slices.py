@@ -1,4 +1,4 @@
-"""Parts of a sequence (native/memory/slices.cpp): what follows the rows that are there is appended, else refused."""
+"""Parts of a sequence (native/memory/slice.cpp): what follows the rows that are there is appended, else refused."""
 
 import random
 

@@ -1,5 +1,6 @@
 """Which weights ggml repacks when a model is opened (``native/weights/weights.cpp``), and what comes out of them."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,52 @@ def test_weights_stay_plain_where_ggml_has_the_faster_kernel_for_those(models, c
     printed = capfd.readouterr().err
     assert "model buffer size" in printed
     assert ("CPU_REPACK model buffer size" in printed) == repacked
+
+
+def run_with(switch: str, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own: the switch is read when the library is loaded."""
+    command, env = [sys.executable, "-c", program, *arguments], {**os.environ, "LCTX_WEIGHTS": switch}
+    return subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+
+
+OPENED = """
+import sys
+from pylongctx._lib import lib
+from pylongctx.engine.model import Model
+
+lib.lctx_log_set_level(3)
+Model(sys.argv[1], {"n_gpu_layers": 0}).close()
+"""
+
+
+@pytest.mark.skipif("REPACK = 1" not in FEATURES or "AVX2 = 1" not in FEATURES, reason="ggml repacks these for AVX2")
+@pytest.mark.parametrize(("switch", "repacked"), [("1", False), ("0", True)])
+def test_weights_may_be_left_to_ggml(models, switch, repacked):
+    printed = run_with(switch, OPENED, models["Q4_K"]).stderr
+    assert "model buffer size" in printed
+    assert ("CPU_REPACK model buffer size" in printed) == repacked
+
+
+DETERMINISTIC = """
+import sys
+import numpy as np
+from pylongctx import Llama
+
+def logits(n_batch):
+    options = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "logits_all": True, "verbose": False}
+    with Llama(sys.argv[1], deterministic=True, **options) as llm:
+        for first in range(0, len(TOKENS), n_batch):
+            llm.eval(TOKENS[first : first + n_batch])
+        return llm.scores[: len(TOKENS)].copy()
+
+TOKENS = np.random.default_rng(0).integers(3, 512, 37).tolist()
+np.testing.assert_array_equal(logits(37), logits(1))
+"""
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
+def test_products_whose_order_is_promised_are_not_left_to_ggml(models, kind):
+    run_with("0", DETERMINISTIC, models[kind])
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])

@@ -1,4 +1,4 @@
-// What bounds every kernel: reading memory, and products of numbers that are at hand. For bench.
+// Measures what bounds every kernel: reading memory, and products of numbers that are at hand. For bench.
 #pragma once
 
 #include <cstddef>
@@ -10,5 +10,6 @@ float lctx_cpu_read(const float * data, size_t n);
 // Products of small matrices that stay in the first-level cache; returns the operations done (a product and a sum are two).
 double lctx_cpu_gemm_f32(int64_t n_product);
 
-// The same with bf16 factors and float sums; 0 when not compiled for such a CPU.
+// Multiply bf16 factors and add their products as floats; returns the operations done, 0 when not compiled for such a
+// CPU.
 double lctx_cpu_gemm_bf16(int64_t n_product);
