@@ -24,11 +24,17 @@ inline std::string lctx_no_sequence(const lctx_context * ctx, int32_t seq) {
 
 // A batch of the context's own arrays, of which pos, seq and output are filled.
 inline llama_batch lctx_batch_of(lctx_context * ctx, int32_t n_tokens, const int32_t * tokens) {
-    return {n_tokens,          const_cast<llama_token *>(tokens), nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(),
+    return {n_tokens,
+            const_cast<llama_token *>(tokens),
+            nullptr,
+            ctx->pos.data(),
+            ctx->n_seq_id.data(),
+            ctx->seq_id.data(),
             ctx->output.data()};
 }
 
-// Run f, which evaluates and sets the status: LCTX_LOST when an RPC server ended before or during it. What f throws is the error.
+// Run f, which evaluates and sets the status: LCTX_LOST when an RPC server ended before or during it. What f throws is
+// the error.
 template <typename F> int32_t lctx_evaluate(lctx_context * ctx, int32_t status, F && f) {
     ctx->error = lctx_rpc_lost(ctx->model->servers);
     if (!ctx->error.empty()) {

@@ -36,7 +36,8 @@ struct lctx_context {
     std::string method, why;
     mutable std::string error;  // of the last call, those that change nothing included
     const volatile int32_t * abort_flag = nullptr;
-    bool has_nan = false;  // rows of llama.cpp's own memory may be NaN, which later sequences would read in cells that are masked
+    bool has_nan =
+        false;  // rows of llama.cpp's own memory may be NaN, which later sequences would read in cells that are masked
     lctx_trace trace;
     lctx_foreign foreign;
     std::unique_ptr<lctx_mtp> mtp;  // nullptr: nothing is drafted by the model's own block
@@ -65,7 +66,8 @@ template <typename F> int32_t lctx_ask(const lctx_context * ctx, F && f) {
 
 // Return what n_ctx stands for: 0 is the trained context, or what the method makes of it. Throws lctx_refusal for an
 // unknown method.
-uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context_params & params, const std::string & method);
+uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context_params & params,
+                                    const std::string & method);
 // llama.cpp rounds n_ctx up to a multiple of 256.
 inline uint32_t lctx_padded_n_ctx(uint32_t n_ctx) {
     return (n_ctx + 255) / 256 * 256;

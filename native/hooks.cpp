@@ -18,7 +18,9 @@ constexpr int32_t N_CHECKPOINT = 16;  // of a sequence: more than a chat turns b
 
 void check_supported(const llama_model & model, const llama_cparams & cparams) {
     if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
-        throw lctx_refusal("split_mode=tensor divides K and V of a layer among devices, and pages are not divided; use split_mode=layer");
+        throw lctx_refusal(
+            "split_mode=tensor divides K and V of a layer among devices, and pages are not divided; use "
+            "split_mode=layer");
     }
     const std::string why = lctx_why_unsupported(model, cparams);
     if (!why.empty()) {
@@ -68,8 +70,8 @@ bool lctx_claim_layer(uint32_t il, int32_t source, int swa_type) {
     return true;
 }
 
-llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                                 llama_memory_i * memory) {
+llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_params & params,
+                                 const llama_cparams & cparams, llama_memory_i * memory) {
     lctx_pending & pending = lctx_pending_settings();
     if (!pending.claims) {
         return memory;
@@ -91,16 +93,20 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
     const int32_t head_dim = first < 0 ? 0 : (int32_t)model.hparams.n_embd_head_k(first);
     const int32_t n_rep = first < 0 ? 0 : (int32_t)model.hparams.n_gqa(first);
     const bool fixed = pending.active && pending.fixed;
-    auto method = lctx_method_create(lctx_method_parse(text),
-                                     {trained_context(model, cparams), (int32_t)n_ctx, head_dim, (int32_t)cparams.n_ubatch, fixed, n_rep});
-    auto cache = std::make_unique<lctx_kv_cache>(model, params, cparams, pending.layers, std::move(method), n_ctx,
-                                                 pending.active ? pending.kv_limit : 0, pending.active ? pending.kv_offload : 0);
+    auto method = lctx_method_create(lctx_method_parse(text), {trained_context(model, cparams), (int32_t)n_ctx,
+                                                               head_dim, (int32_t)cparams.n_ubatch, fixed, n_rep});
+    auto cache =
+        std::make_unique<lctx_kv_cache>(model, params, cparams, pending.layers, std::move(method), n_ctx,
+                                        pending.active ? pending.kv_limit : 0, pending.active ? pending.kv_offload : 0);
     if (foreign && foreign->n_keep_tail() > 0 && cache->method().retain()) {
-        throw lctx_refusal("snapshots of recurrent states (n_rs_seq) do not go with an eviction rule, which divides batches elsewhere");
+        throw lctx_refusal(
+            "snapshots of recurrent states (n_rs_seq) do not go with an eviction rule, which divides batches "
+            "elsewhere");
     }
     cache->fix(fixed);
     if (cache->is_fixed() && cache->method().retain()) {
-        throw lctx_refusal("deterministic: what a rule evicts depends on where batches end; use a method without a rule");
+        throw lctx_refusal(
+            "deterministic: what a rule evicts depends on where batches end; use a method without a rule");
     }
     const std::string why = lctx_why_not_there(model, *cache);
     if (!why.empty()) {

@@ -31,7 +31,8 @@ lctx_adapter * lctx_adapter_load(lctx_model * model, const char * path) {
             throw lctx_refusal(lctx_log_errors("the adapter could not be loaded"));
         }
         if (llama_adapter_get_alora_n_invocation_tokens(a->adapter) > 0) {
-            throw lctx_refusal("it is an activated LoRA, which begins to work at certain tokens of a prompt: not supported");
+            throw lctx_refusal(
+                "it is an activated LoRA, which begins to work at certain tokens of a prompt: not supported");
         }
     });
     return a;
@@ -59,14 +60,16 @@ int32_t lctx_context_set_adapters(lctx_context * ctx, int32_t n, lctx_adapter **
         for (int32_t i = 0; i < n; i++) {
             if (!(std::fabs(scales[i]) <= MAX_SCALE)) {  // NaN too
                 char text[96];
-                snprintf(text, sizeof(text), "the scale of a LoRA adapter must be from %g to %g, not %g", -MAX_SCALE, MAX_SCALE, scales[i]);
+                snprintf(text, sizeof(text), "the scale of a LoRA adapter must be from %g to %g, not %g", -MAX_SCALE,
+                         MAX_SCALE, scales[i]);
                 status = LCTX_INVALID;
                 throw lctx_refusal(text);
             }
             loras.push_back(adapters[i]->adapter);
             factors.push_back(scales[i]);
         }
-        status = llama_set_adapters_lora(ctx->ctx, loras.data(), loras.size(), factors.data()) == 0 ? LCTX_OK : LCTX_FAILED;
+        status =
+            llama_set_adapters_lora(ctx->ctx, loras.data(), loras.size(), factors.data()) == 0 ? LCTX_OK : LCTX_FAILED;
     });
     return status;
 }

@@ -34,7 +34,8 @@ void read_continuation(const common_json & r, common_chat_templates_inputs & inp
     if (inputs.continue_final_message == COMMON_CHAT_CONTINUATION_NONE) {
         return;
     }
-    if (inputs.messages.empty() || inputs.messages.back().role != "assistant" || !inputs.messages.back().tool_calls.empty()) {
+    if (inputs.messages.empty() || inputs.messages.back().role != "assistant" ||
+        !inputs.messages.back().tool_calls.empty()) {
         throw lctx_refusal("only a final message of the assistant, without tool calls, can be continued");
     }
     inputs.add_generation_prompt = false;

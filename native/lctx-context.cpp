@@ -53,16 +53,20 @@ void check_embedding(const lctx_context_params & p) {
 void check_number(const char * name, float value, float least, float most, bool is_own, const char * own) {
     if (!is_own && !(value >= least && value <= most)) {
         char text[160];
-        snprintf(text, sizeof(text), "%s must be from %g to %g, or %s for that of the model, not %g", name, least, most, own, value);
+        snprintf(text, sizeof(text), "%s must be from %g to %g, or %s for that of the model, not %g", name, least, most,
+                 own, value);
         throw lctx_refusal(text);
     }
 }
 
-// Numbers that make no angles: NaN, infinity, and those that would put all tokens at one position or reach beyond any context.
+// Numbers that make no angles: NaN, infinity, and those that would put all tokens at one position or reach beyond any
+// context.
 void check_rope(const lctx_context_params & p, const llama_hparams & hparams) {
-    if (p.rope_scaling_type < LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED || p.rope_scaling_type > LLAMA_ROPE_SCALING_TYPE_MAX_VALUE) {
-        throw lctx_refusal("rope_scaling_type must be -1 (that of the model), 0 none, 1 linear, 2 yarn or 3 longrope, not " +
-                           std::to_string(p.rope_scaling_type));
+    if (p.rope_scaling_type < LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED ||
+        p.rope_scaling_type > LLAMA_ROPE_SCALING_TYPE_MAX_VALUE) {
+        throw lctx_refusal(
+            "rope_scaling_type must be -1 (that of the model), 0 none, 1 linear, 2 yarn or 3 longrope, not " +
+            std::to_string(p.rope_scaling_type));
     }
     const auto below_0 = [](float x) { return x < 0.0f && std::isfinite(x); };
     check_number("rope_freq_base", p.rope_freq_base, 1.01f, 1e18f, p.rope_freq_base == 0.0f, "0");
@@ -72,20 +76,24 @@ void check_rope(const lctx_context_params & p, const llama_hparams & hparams) {
     check_number("yarn_beta_fast", p.yarn_beta_fast, 0.0f, 1e6f, below_0(p.yarn_beta_fast), "below 0");
     check_number("yarn_beta_slow", p.yarn_beta_slow, 0.0f, 1e6f, below_0(p.yarn_beta_slow), "below 0");
     if (p.yarn_orig_ctx > MAX_N_CTX) {
-        throw lctx_refusal("yarn_orig_ctx must be at most " + std::to_string(MAX_N_CTX) + ", not " + std::to_string(p.yarn_orig_ctx));
+        throw lctx_refusal("yarn_orig_ctx must be at most " + std::to_string(MAX_N_CTX) + ", not " +
+                           std::to_string(p.yarn_orig_ctx));
     }
-    const uint32_t orig = p.yarn_orig_ctx ? p.yarn_orig_ctx : hparams.n_ctx_orig_yarn ? hparams.n_ctx_orig_yarn : hparams.n_ctx_train;
+    const uint32_t orig = p.yarn_orig_ctx           ? p.yarn_orig_ctx
+                          : hparams.n_ctx_orig_yarn ? hparams.n_ctx_orig_yarn
+                                                    : hparams.n_ctx_train;
     const double stretched = p.rope_freq_scale == 0.0f ? 1.0 : orig / (double)p.rope_freq_scale;
     if (!(stretched >= 1.0 && stretched <= MAX_N_CTX)) {
         char text[160];
-        snprintf(text, sizeof(text), "rope_freq_scale %g makes %g of %u trained tokens; it must be one that makes 1 .. %u",
+        snprintf(text, sizeof(text),
+                 "rope_freq_scale %g makes %g of %u trained tokens; it must be one that makes 1 .. %u",
                  p.rope_freq_scale, stretched, orig, MAX_N_CTX);
         throw lctx_refusal(text);
     }
 }
 
-// llama.cpp reserves its graph for as many tokens of each sequence, and asserts that all of them are outputs where vectors are pooled:
-// so a ubatch is a multiple of the sequences.
+// llama.cpp reserves its graph for as many tokens of each sequence, and asserts that all of them are outputs where
+// vectors are pooled: so a ubatch is a multiple of the sequences.
 void for_pooling(llama_context_params & c) {
     const auto up = [](uint32_t n, uint32_t step) { return (n + step - 1) / step * step; };
     c.n_ubatch = up(std::min(c.n_ubatch, c.n_batch), c.n_seq_max);
@@ -99,7 +107,8 @@ void for_pooling(llama_context_params & c) {
 void check_scores(const llama_model & model) {
     const ggml_tensor * last = model.cls_out ? model.cls_out : model.cls;
     if (!last || last->ne[1] != model.hparams.n_cls_out) {
-        throw lctx_refusal("pooling_type 4 (rank) needs a classifier: the model has no head that judges documents (tensors cls.*)");
+        throw lctx_refusal(
+            "pooling_type 4 (rank) needs a classifier: the model has no head that judges documents (tensors cls.*)");
     }
 }
 
@@ -139,18 +148,20 @@ bool on_abort(void * data) {
 }
 
 // llama_init_from_model with our settings pending for this thread.
-llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method, uint32_t n_ctx,
-                     const lctx_context_params & ours) {
+llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method,
+                     uint32_t n_ctx, const lctx_context_params & ours) {
     lctx_pending & pending = lctx_pending_settings();
     pending = {true, method, n_ctx, ours.kv_limit, ours.deterministic != 0, ours.kv_offload};
-    const uint32_t n_ctx_train = model->hparams.n_ctx_train;  // YaRN settings of a context change it for those that follow
+    const uint32_t n_ctx_train =
+        model->hparams.n_ctx_train;  // YaRN settings of a context change it for those that follow
     llama_context * ctx = llama_init_from_model(model, params);
     model->hparams.n_ctx_train = n_ctx_train;
     pending = {};
     return ctx;
 }
 
-// The context of a model's MTP block, in addition to one with these parameters: it has llama.cpp's own cache in f16, whatever they say.
+// The context of a model's MTP block, in addition to one with these parameters: it has llama.cpp's own cache in f16,
+// whatever they say.
 llama_context * init_mtp(llama_model * model, llama_context_params params, uint32_t n_ctx) {
     params.ctx_type = LLAMA_CONTEXT_TYPE_MTP;
     params.type_k = params.type_v = GGML_TYPE_F16;
@@ -162,7 +173,8 @@ llama_context * init_mtp(llama_model * model, llama_context_params params, uint3
 
 }  // namespace
 
-uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context_params & params, const std::string & method) {
+uint32_t lctx_context_default_n_ctx(const lctx_model & model, const lctx_context_params & params,
+                                    const std::string & method) {
     if (params.n_ctx > 0 || model.vocab_only) {
         return params.n_ctx;
     }
@@ -207,7 +219,8 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     const uint32_t n_ctx = lctx_context_default_n_ctx(*model, params, method);
     c.kv_unified = c.embeddings;  // the texts of a call share one context
     c.swa_full = params.swa_full < 0 ? method.empty() || params.deterministic : params.swa_full != 0;
-    c.n_ctx = lctx_padded_n_ctx(n_ctx) * (c.kv_unified ? 1 : c.n_seq_max);  // llama.cpp pads, and shares n_ctx among the sequences
+    c.n_ctx = lctx_padded_n_ctx(n_ctx) *
+              (c.kv_unified ? 1 : c.n_seq_max);  // llama.cpp pads, and shares n_ctx among the sequences
     if (c.embeddings) {
         for_pooling(c);
     }
@@ -335,10 +348,12 @@ int32_t lctx_context_step(const lctx_context * ctx, int32_t pos, int32_t n) {
     return std::max(1, ctx->memory ? ctx->memory->cache().sequences().step(pos, n) : std::min(n, most));
 }
 
-int32_t lctx_seq_held(const lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) {
+int32_t lctx_seq_held(const lctx_context * ctx, int32_t seq, int32_t layer, int32_t head, int32_t * rows,
+                      int32_t * scores, int32_t n_max) {
     int32_t n = 0;
     ctx->error.clear();
-    lctx_guard(&ctx->error, [&] { n = ctx->memory ? ctx->memory->cache().held_rows(seq, layer, head, rows, scores, n_max) : 0; });
+    lctx_guard(&ctx->error,
+               [&] { n = ctx->memory ? ctx->memory->cache().held_rows(seq, layer, head, rows, scores, n_max) : 0; });
     return n;
 }
 

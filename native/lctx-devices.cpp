@@ -83,11 +83,12 @@ bool attends(ggml_backend_dev_t dev, ggml_type type, int32_t head_dim) {
     ggml_tensor * table = tensor(GGML_TYPE_I32, 1, 1);
     ggml_tensor * rows = tensor(GGML_TYPE_I32, 4, 1);
     ggml_tensor * angles = lctx_angles(ctx.get(), tensor(GGML_TYPE_I32, 1, 1), nullptr, rope);
-    ggml_tensor * stored =
-        lctx_store(ctx.get(), token, token, pool, pool, table, rows, angles, nullptr, nullptr, nullptr, rope.mode, LCTX_SCORE_LAST, {});
+    ggml_tensor * stored = lctx_store(ctx.get(), token, token, pool, pool, table, rows, angles, nullptr, nullptr,
+                                      nullptr, rope.mode, LCTX_SCORE_LAST, {});
     ggml_tensor * attended = lctx_attend(ctx.get(), token, stored, pool, table, rows, angles, nullptr, nullptr, params);
     const std::initializer_list<ggml_tensor *> nodes = {angles, stored, attended};
-    return std::all_of(nodes.begin(), nodes.end(), [&](ggml_tensor * node) { return ggml_backend_dev_supports_op(dev, node); });
+    return std::all_of(nodes.begin(), nodes.end(),
+                       [&](ggml_tensor * node) { return ggml_backend_dev_supports_op(dev, node); });
 }
 
 }  // namespace
@@ -126,7 +127,8 @@ int32_t lctx_device_get(int32_t i, lctx_device_info * info) {
 
 int32_t lctx_device_attends(const char * device, int32_t type, int32_t head_dim) {
     ggml_backend_dev_t dev = ggml_backend_dev_by_name(device);
-    if (!dev || !lctx_is_kv_type(type) || head_dim <= 0 || head_dim % 2 != 0 || head_dim % ggml_blck_size((ggml_type)type) != 0) {
+    if (!dev || !lctx_is_kv_type(type) || head_dim <= 0 || head_dim % 2 != 0 ||
+        head_dim % ggml_blck_size((ggml_type)type) != 0) {
         return 0;
     }
     bool yes = false;

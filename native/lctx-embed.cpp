@@ -9,7 +9,8 @@
 
 namespace {
 
-// llama.cpp reads as many numbers of a token as the model says, and its graph gives another number where nothing projects them.
+// llama.cpp reads as many numbers of a token as the model says, and its graph gives another number where nothing
+// projects them.
 std::string why_no_embedding(const llama_model & model) {
     const uint32_t n = model.hparams.n_embd_out();
     return n == model.hparams.n_embd || model.dense_2_out_layers
@@ -30,10 +31,12 @@ std::string check(const lctx_context * ctx, const std::vector<int32_t> & lengths
     uint32_t n = 0;
     for (const int32_t length : lengths) {
         if (length < 1 || (uint32_t)length > most - n) {
-            return "the texts of one call must hold 1 .. " + std::to_string(most) + " tokens together, none of them empty";
+            return "the texts of one call must hold 1 .. " + std::to_string(most) +
+                   " tokens together, none of them empty";
         }
         if (length > n_position) {
-            return "a text has " + std::to_string(length) + " tokens, and the model learned " + std::to_string(n_position) + " positions";
+            return "a text has " + std::to_string(length) + " tokens, and the model learned " +
+                   std::to_string(n_position) + " positions";
         }
         n += length;
     }
@@ -77,8 +80,13 @@ void read(lctx_context * ctx, int32_t n_text, int32_t n_tokens, float * out) {
 
 void embed(lctx_context * ctx, const std::vector<int32_t> & lengths, const int32_t * tokens, float * out) {
     const int32_t n = fill(ctx, lengths);
-    const llama_batch batch = {
-        n, const_cast<llama_token *>(tokens), nullptr, ctx->pos.data(), ctx->n_seq_id.data(), ctx->seq_id.data(), ctx->output.data()};
+    const llama_batch batch = {n,
+                               const_cast<llama_token *>(tokens),
+                               nullptr,
+                               ctx->pos.data(),
+                               ctx->n_seq_id.data(),
+                               ctx->seq_id.data(),
+                               ctx->output.data()};
     lctx_clear(ctx);
     lctx_log_begin();
     const bool encodes = llama_model_has_encoder(ctx->model->model);
@@ -97,7 +105,8 @@ int32_t lctx_context_pooling(const lctx_context * ctx) {
 
 int32_t lctx_embedding_size(const lctx_context * ctx) {
     const llama_model * model = ctx->model->model;
-    return llama_pooling_type(ctx->ctx) == LLAMA_POOLING_TYPE_RANK ? (int32_t)llama_model_n_cls_out(model) : llama_model_n_embd_out(model);
+    return llama_pooling_type(ctx->ctx) == LLAMA_POOLING_TYPE_RANK ? (int32_t)llama_model_n_cls_out(model)
+                                                                   : llama_model_n_embd_out(model);
 }
 
 int32_t lctx_embed(lctx_context * ctx, int32_t n_text, const int32_t * lengths, const int32_t * tokens, float * out) {
@@ -105,7 +114,8 @@ int32_t lctx_embed(lctx_context * ctx, int32_t n_text, const int32_t * lengths, 
     ctx->error.clear();
     lctx_guard(&ctx->error, [&] {
         const std::vector<int32_t> sizes(lengths, lengths + std::max(n_text, 0));
-        const std::string wrong = ctx->memory ? "embeddings need a context without a method" : check(ctx, sizes, tokens);
+        const std::string wrong =
+            ctx->memory ? "embeddings need a context without a method" : check(ctx, sizes, tokens);
         if (!wrong.empty()) {
             status = LCTX_INVALID;
             throw lctx_refusal(wrong);

@@ -77,14 +77,16 @@ lctx_sizes own_cache(const llama_model & model, const lctx_context_params & para
     double k = 0.0, v = 0.0;
     for (uint32_t il = 0; il < model.hparams.n_layer(); il++) {
         k += (double)ggml_row_size((ggml_type)params.type_k, model.hparams.n_embd_k_gqa(il));
-        v += model.hparams.is_mla() ? 0.0 : (double)ggml_row_size((ggml_type)params.type_v, model.hparams.n_embd_v_gqa(il));
+        v += model.hparams.is_mla() ? 0.0
+                                    : (double)ggml_row_size((ggml_type)params.type_v, model.hparams.n_embd_v_gqa(il));
     }
     s.k = (uint64_t)((double)bytes * k / std::max(1.0, k + v));
     s.v = bytes - s.k;
     return s;
 }
 
-std::vector<lctx_sizes> sizes_of(const lctx_model & model, const lctx_context_params & params, const std::string & method) {
+std::vector<lctx_sizes> sizes_of(const lctx_model & model, const lctx_context_params & params,
+                                 const std::string & method) {
     const std::unique_ptr<lctx_context, llama_freer> ctx(new lctx_context);
     ctx->model = &model;
     lctx_context_open(ctx.get(), params, method);
@@ -117,7 +119,8 @@ std::vector<lctx_sizes> extrapolated(const lctx_model & model, lctx_context_para
     params.n_ctx = 2 * n_short;
     std::vector<lctx_sizes> b = sizes_of(model, params, "");
     for (size_t i = 0; i < b.size(); i++) {
-        for (uint64_t lctx_sizes::*size : {&lctx_sizes::k, &lctx_sizes::v, &lctx_sizes::foreign, &lctx_sizes::compute}) {
+        for (uint64_t lctx_sizes::*size :
+             {&lctx_sizes::k, &lctx_sizes::v, &lctx_sizes::foreign, &lctx_sizes::compute}) {
             b[i].*size = (uint64_t)((double)(a[i].*size) + times * (double)(b[i].*size - a[i].*size));
         }
     }
@@ -130,13 +133,14 @@ std::vector<lctx_sizes> estimate(const lctx_model & model, lctx_context_params &
         throw lctx_refusal("an estimate needs a model that was loaded dry");
     }
     params.n_ctx = lctx_context_default_n_ctx(model, params, method);
-    return method.empty() && params.n_ctx > 2 * SHORT ? extrapolated(model, params, SHORT) : sizes_of(model, params, method);
+    return method.empty() && params.n_ctx > 2 * SHORT ? extrapolated(model, params, SHORT)
+                                                      : sizes_of(model, params, method);
 }
 
 }  // namespace
 
-int32_t lctx_estimate(const lctx_model * model, lctx_context_params * params, const char * method, lctx_sizes * sizes, int32_t n_max,
-                      char * err, size_t err_size) {
+int32_t lctx_estimate(const lctx_model * model, lctx_context_params * params, const char * method, lctx_sizes * sizes,
+                      int32_t n_max, char * err, size_t err_size) {
     std::string error;
     std::vector<lctx_sizes> all;
     if (!lctx_guard(&error, [&] { all = estimate(*model, *params, method ? method : ""); })) {

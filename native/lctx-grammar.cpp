@@ -32,7 +32,8 @@ lctx_grammar * lctx_grammar_create(const lctx_model * model, const char * constr
     if (grammar) {
         lctx_log_begin();
         lctx_guard(&grammar->error, [&] {
-            grammar->constraint = std::make_unique<lctx_constraint>(model->vocab, lctx_parse_json("the constraint", constraint));
+            grammar->constraint =
+                std::make_unique<lctx_constraint>(model->vocab, lctx_parse_json("the constraint", constraint));
         });
     }
     return grammar;

@@ -28,8 +28,8 @@ double log_sum(const float * row, int32_t n) {
 
 }  // namespace
 
-int32_t lctx_logprobs(const float * logits, int32_t n_rows, int32_t n_vocab, const int32_t * tokens, float * own, int32_t n_top,
-                      int32_t * top_tokens, float * top) {
+int32_t lctx_logprobs(const float * logits, int32_t n_rows, int32_t n_vocab, const int32_t * tokens, float * own,
+                      int32_t n_top, int32_t * top_tokens, float * top) {
     if (n_rows < 0 || n_vocab < 1 || n_top < 0 || n_top > n_vocab ||
         std::any_of(tokens, tokens + n_rows, [&](int32_t token) { return token >= n_vocab; })) {
         return LCTX_INVALID;

@@ -40,8 +40,9 @@ static const std::string & build_info() {
             backends += name;
             kernels += name + ": \"" + lctx_kernel_name(dev) + "\"";
         }
-        return std::string(LCTX_BUILD_INFO) + ", \"cuda\": " + lctx_cuda_architectures() + ", \"backends\": [" + backends +
-               "], \"kernels\": {" + kernels + "}, \"prompt_products\": \"" + lctx_cpu_prompt_products() + "\"}";
+        return std::string(LCTX_BUILD_INFO) + ", \"cuda\": " + lctx_cuda_architectures() + ", \"backends\": [" +
+               backends + "], \"kernels\": {" + kernels + "}, \"prompt_products\": \"" + lctx_cpu_prompt_products() +
+               "\"}";
     }();
     return info;
 }
@@ -75,12 +76,15 @@ const char * lctx_type_name(int32_t type) {
 // llama.cpp reads one fraction for every device that there is; all zero: by free memory.
 static std::vector<float> tensor_split(const lctx_model_params & params, size_t n_device) {
     if (params.n_tensor_split < 0 || (size_t)params.n_tensor_split > n_device) {
-        throw lctx_refusal("tensor_split has " + std::to_string(params.n_tensor_split) + " fractions, at most " + std::to_string(n_device));
+        throw lctx_refusal("tensor_split has " + std::to_string(params.n_tensor_split) + " fractions, at most " +
+                           std::to_string(n_device));
     }
-    std::vector<float> split(params.tensor_split, params.tensor_split + (params.tensor_split ? params.n_tensor_split : 0));
+    std::vector<float> split(params.tensor_split,
+                             params.tensor_split + (params.tensor_split ? params.n_tensor_split : 0));
     for (float fraction : split) {
         if (!(fraction >= 0.0f && std::isfinite(fraction))) {
-            throw lctx_refusal("tensor_split has the fraction " + std::to_string(fraction) + "; fractions are 0 or more");
+            throw lctx_refusal("tensor_split has the fraction " + std::to_string(fraction) +
+                               "; fractions are 0 or more");
         }
     }
     split.resize(n_device);
@@ -115,9 +119,9 @@ lctx_model * lctx_model_load(const char * path, const lctx_model_params * params
         p.main_gpu = params->main_gpu;
         p.vocab_only = params->vocab_only != 0;
         p.no_alloc = params->dry != 0;
-        p.load_mode =
-            p.no_alloc ? LLAMA_LOAD_MODE_NONE
-                       : (llama_load_mode)((params->use_mmap ? LLAMA_LOAD_MODE_MMAP : 0) | (params->use_mlock ? LLAMA_LOAD_MODE_MLOCK : 0));
+        p.load_mode = p.no_alloc ? LLAMA_LOAD_MODE_NONE
+                                 : (llama_load_mode)((params->use_mmap ? LLAMA_LOAD_MODE_MMAP : 0) |
+                                                     (params->use_mlock ? LLAMA_LOAD_MODE_MLOCK : 0));
         p.load_mtp = params->mtp != 0;
         p.use_extra_bufts = params->deterministic == 0;  // products of repacked weights depend on the number of columns
         m->model = llama_model_load_from_file(path, p);
@@ -192,10 +196,12 @@ int32_t lctx_model_desc(const lctx_model * model, char * buf, size_t size) {
 
 // ---- vocabulary ----
 
-int32_t lctx_tokenize(const lctx_model * model, const char * text, int32_t n_text, int32_t * tokens, int32_t n_max, int32_t add_special,
-                      int32_t parse_special) {
+int32_t lctx_tokenize(const lctx_model * model, const char * text, int32_t n_text, int32_t * tokens, int32_t n_max,
+                      int32_t add_special, int32_t parse_special) {
     int32_t n = INT32_MIN;
-    lctx_guard(nullptr, [&] { n = llama_tokenize(model->vocab, text, n_text, tokens, n_max, add_special != 0, parse_special != 0); });
+    lctx_guard(nullptr, [&] {
+        n = llama_tokenize(model->vocab, text, n_text, tokens, n_max, add_special != 0, parse_special != 0);
+    });
     return n;
 }
 

@@ -188,8 +188,8 @@ bool extend(lctx_parser & p, common_json & deltas) {
 
 // ---- the whole text ----
 
-// A parse reads the text twice, for the message and for the open text. All parses together read at most 256 KiB and 64 times the text:
-// where no text is open for long, the message lags by up to n/32 in a text of n.
+// A parse reads the text twice, for the message and for the open text. All parses together read at most 256 KiB and 64
+// times the text: where no text is open for long, the message lags by up to n/32 in a text of n.
 bool may_parse(const lctx_parser & p) {
     return p.n_parsed + 2 * p.text.size() <= (1 << 18) + 64 * p.text.size();
 }

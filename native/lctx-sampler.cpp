@@ -42,8 +42,9 @@ llama_sampler * make_bias(const llama_vocab * vocab, const lctx_sampler_params &
 llama_sampler * make_dry(const llama_vocab * vocab, const lctx_sampler_params & p) {
     const float multiplier = p.dry_multiplier > 0.0f && p.dry_base >= 1.0f ? p.dry_multiplier : 0.0f;
     std::vector<const char *> breakers(p.dry_breakers, p.dry_breakers + std::max(0, p.n_dry_breakers));
-    llama_sampler * dry = llama_sampler_init_dry(vocab, multiplier, p.dry_base, std::max(0, p.dry_allowed_length),
-                                                 std::min(p.dry_penalty_last_n, MAX_DRY_LAST_N), breakers.data(), breakers.size());
+    llama_sampler * dry =
+        llama_sampler_init_dry(vocab, multiplier, p.dry_base, std::max(0, p.dry_allowed_length),
+                               std::min(p.dry_penalty_last_n, MAX_DRY_LAST_N), breakers.data(), breakers.size());
     for (int32_t i = 0; i < p.n_before; i++) {
         llama_sampler_accept(dry, p.before[i]);
     }
@@ -54,8 +55,8 @@ llama_sampler * make_sampler(char letter, const llama_vocab * vocab, const lctx_
     const size_t min_keep = std::max(1, p.min_keep);
     switch (letter) {
         case 'e':
-            return llama_sampler_init_penalties(llama_vocab_n_tokens(vocab), std::min(p.penalty_last_n, MAX_LAST_N), p.repeat_penalty,
-                                                p.frequency_penalty, p.presence_penalty);
+            return llama_sampler_init_penalties(llama_vocab_n_tokens(vocab), std::min(p.penalty_last_n, MAX_LAST_N),
+                                                p.repeat_penalty, p.frequency_penalty, p.presence_penalty);
         case 'd': return make_dry(vocab, p);
         case 's': return llama_sampler_init_top_n_sigma(p.top_n_sigma);
         case 'k': return llama_sampler_init_top_k(p.top_k);
@@ -83,9 +84,11 @@ llama_sampler * make_last(const llama_vocab * vocab, const lctx_sampler_params &
     }
     if (is_mirostat(p)) {
         return p.mirostat_mode == 2 ? llama_sampler_init_mirostat_v2(p.seed, p.mirostat_tau, p.mirostat_eta)
-                                    : llama_sampler_init_mirostat(llama_vocab_n_tokens(vocab), p.seed, p.mirostat_tau, p.mirostat_eta, 100);
+                                    : llama_sampler_init_mirostat(llama_vocab_n_tokens(vocab), p.seed, p.mirostat_tau,
+                                                                  p.mirostat_eta, 100);
     }
-    return adapts ? llama_sampler_init_adaptive_p(p.adaptive_target, p.adaptive_decay, p.seed) : llama_sampler_init_dist(p.seed);
+    return adapts ? llama_sampler_init_adaptive_p(p.adaptive_target, p.adaptive_decay, p.seed)
+                  : llama_sampler_init_dist(p.seed);
 }
 
 void fill_chain(llama_sampler * chain, const llama_vocab * vocab, const lctx_sampler_params & p) {
@@ -106,7 +109,8 @@ void fill_chain(llama_sampler * chain, const llama_vocab * vocab, const lctx_sam
 }
 
 bool any_left(const std::vector<llama_token_data> & candidates) {
-    return std::any_of(candidates.begin(), candidates.end(), [](const llama_token_data & c) { return c.logit > -INFINITY; });
+    return std::any_of(candidates.begin(), candidates.end(),
+                       [](const llama_token_data & c) { return c.logit > -INFINITY; });
 }
 
 // The token that the chain chooses, among those that the grammar allows when restricted.
@@ -199,7 +203,8 @@ int32_t lctx_sampler_constrain(lctx_sampler * sampler, const char * constraint) 
     lctx_log_begin();
     sampler->error.clear();
     const bool done = lctx_guard(&sampler->error, [&] {
-        sampler->constraint = std::make_unique<lctx_constraint>(sampler->vocab, lctx_parse_json("the constraint", constraint));
+        sampler->constraint =
+            std::make_unique<lctx_constraint>(sampler->vocab, lctx_parse_json("the constraint", constraint));
     });
     return done ? LCTX_OK : LCTX_INVALID;
 }

@@ -1,4 +1,5 @@
-// The C API from logits to text: samplers, grammars, chat templates and parsers, log-probabilities. lctx.h has the rules.
+// The C API from logits to text: samplers, grammars, chat templates and parsers, log-probabilities. lctx.h has the
+// rules.
 #pragma once
 
 #include "lctx.h"
@@ -60,21 +61,23 @@ typedef struct lctx_sampler_params {
 
 void lctx_sampler_params_default(lctx_sampler_params * params);
 
-// llama.cpp's sampler chain: logit bias, then the samplers, then a choice by the distribution. In place of all samplers but penalties
-// and DRY stands mirostat, or with temp 0 the likeliest token, unless XTC, dynamic temperature or samplers are given.
-// NULL when out of memory, and for an unknown letter.
+// llama.cpp's sampler chain: logit bias, then the samplers, then a choice by the distribution. In place of all samplers
+// but penalties and DRY stands mirostat, or with temp 0 the likeliest token, unless XTC, dynamic temperature or
+// samplers are given. NULL when out of memory, and for an unknown letter.
 lctx_sampler * lctx_sampler_create(const lctx_model * model, const lctx_sampler_params * params);
 
-// Choose a token from float[n_vocab] and remember it for the penalties; -inf forbids one. -1 when none is left, or a logit is NaN or
-// infinite: lctx_sampler_error names its token. -2 when the grammar takes too long: a token may take a second of the processor.
+// Choose a token from float[n_vocab] and remember it for the penalties; -inf forbids one. -1 when none is left, or a
+// logit is NaN or infinite: lctx_sampler_error names its token. -2 when the grammar takes too long: a token may take a
+// second of the processor.
 int32_t lctx_sampler_sample(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 
-// The parts of lctx_sampler_sample, for a caller that asks a grammar in between: choose a token, -1 as there; remember the one taken.
+// The parts of lctx_sampler_sample, for a caller that asks a grammar in between: choose a token, -1 as there; remember
+// the one taken.
 int32_t lctx_sampler_choose(lctx_sampler * sampler, const float * logits, int32_t n_vocab);
 void lctx_sampler_accept(lctx_sampler * sampler, int32_t token);
 
-// The probabilities by which the last token was chosen: float[n_vocab], 0 for those that the samplers left out. LCTX_INVALID when
-// none was chosen, or of another n_vocab.
+// The probabilities by which the last token was chosen: float[n_vocab], 0 for those that the samplers left out.
+// LCTX_INVALID when none was chosen, or of another n_vocab.
 int32_t lctx_sampler_probs(const lctx_sampler * sampler, float * probs, int32_t n_vocab);
 
 void lctx_sampler_free(lctx_sampler * sampler);
@@ -84,16 +87,17 @@ void lctx_sampler_free(lctx_sampler * sampler);
 // The GBNF grammar of what a JSON schema allows; it may take long, and much memory.
 lctx_text * lctx_schema_to_grammar(const char * schema);
 
-// Let a sampler choose only what a grammar allows. constraint: JSON, "grammar" (GBNF, starts at "root"), and what lctx_template_apply
-// adds to it; "lazy": the grammar begins with a trigger. LCTX_INVALID: lctx_sampler_error says why, the sampler is as before.
+// Let a sampler choose only what a grammar allows. constraint: JSON, "grammar" (GBNF, starts at "root"), and what
+// lctx_template_apply adds to it; "lazy": the grammar begins with a trigger. LCTX_INVALID: lctx_sampler_error says why,
+// the sampler is as before.
 int32_t lctx_sampler_constrain(lctx_sampler * sampler, const char * constraint);
 
 // Return why the last call on the sampler failed, or NULL.
 const char * lctx_sampler_error(const lctx_sampler * sampler);
 
-// A grammar with places for schemas that the caller holds; a token may begin in the grammar and end in a schema, or the other way round.
-// constraint: as above, and "n_schemas"; the place of number i is <[2^30 + i]>. Never NULL but when out of memory; check
-// lctx_grammar_error.
+// A grammar with places for schemas that the caller holds; a token may begin in the grammar and end in a schema, or the
+// other way round. constraint: as above, and "n_schemas"; the place of number i is <[2^30 + i]>. Never NULL but when
+// out of memory; check lctx_grammar_error.
 typedef struct lctx_grammar lctx_grammar;
 lctx_grammar * lctx_grammar_create(const lctx_model * model, const char * constraint);
 void lctx_grammar_free(lctx_grammar * grammar);
@@ -121,9 +125,10 @@ int32_t lctx_grammar_pass_schema(lctx_grammar * grammar, int32_t schema);
 typedef struct lctx_template lctx_template;
 typedef struct lctx_parser lctx_parser;
 
-// Read a chat template. spec: JSON with "source" (Jinja text), "with_tools" (another one, for requests with tools), "is_name" (source is
-// the name of a format that llama.cpp knows), "bos", "eos" (texts of tokens), "add_bos", "add_eos" (the vocabulary adds them). Never NULL
-// but when out of memory; check lctx_template_error. It may run endlessly, recurse and take all memory, as does all that renders it.
+// Read a chat template. spec: JSON with "source" (Jinja text), "with_tools" (another one, for requests with tools),
+// "is_name" (source is the name of a format that llama.cpp knows), "bos", "eos" (texts of tokens), "add_bos", "add_eos"
+// (the vocabulary adds them). Never NULL but when out of memory; check lctx_template_error. It may run endlessly,
+// recurse and take all memory, as does all that renders it.
 lctx_template * lctx_template_create(const char * spec);
 
 // NULL when the template can be used, else why not.
@@ -134,11 +139,11 @@ void lctx_template_free(lctx_template * tmpl);
 // JSON: "caps" (what the template can render).
 lctx_text * lctx_template_info(const lctx_template * tmpl);
 
-// Render a conversation. request: JSON with OpenAI's "messages", "tools", "tool_choice" (auto, none, required), "parallel_tool_calls";
-// "json_schema", "add_generation_prompt", "continue_final_message", "enable_thinking", "reasoning_format", "kwargs" (more
-// variables of the template). The answer, JSON: "prompt" (no BOS where the vocabulary adds one), "constraint" (for
-// lctx_sampler_constrain; null for none), "preserved_tokens" (texts that one special token stands for and the parser needs), "stops",
-// "syntax" (for lctx_parser_create), "supports_thinking".
+// Render a conversation. request: JSON with OpenAI's "messages", "tools", "tool_choice" (auto, none, required),
+// "parallel_tool_calls"; "json_schema", "add_generation_prompt", "continue_final_message", "enable_thinking",
+// "reasoning_format", "kwargs" (more variables of the template). The answer, JSON: "prompt" (no BOS where the
+// vocabulary adds one), "constraint" (for lctx_sampler_constrain; null for none), "preserved_tokens" (texts that one
+// special token stands for and the parser needs), "stops", "syntax" (for lctx_parser_create), "supports_thinking".
 lctx_text * lctx_template_apply(const lctx_template * tmpl, const char * request);
 
 // A parser of one answer. Never NULL but when out of memory; check lctx_parser_error.
@@ -146,24 +151,26 @@ lctx_parser * lctx_parser_create(const char * syntax);
 const char * lctx_parser_error(const lctx_parser * parser);
 void lctx_parser_free(lctx_parser * parser);
 
-// Read the next piece of the answer. JSON, what is new since the last call: a list of objects with "reasoning_content", "content" or
-// "tool_call" (index, id, name, arguments: those that are new). What may still turn out to be something else is held back. An error
-// says that nothing could be made of the text so far; more of it may make sense.
+// Read the next piece of the answer. JSON, what is new since the last call: a list of objects with "reasoning_content",
+// "content" or "tool_call" (index, id, name, arguments: those that are new). What may still turn out to be something
+// else is held back. An error says that nothing could be made of the text so far; more of it may make sense.
 lctx_text * lctx_parser_feed(lctx_parser * parser, const char * piece, size_t size);
 
-// Read what was held back. complete: the answer ends here; else it was cut off. An error says that a complete answer is not what the
-// syntax allows; read it as one that was cut off then.
+// Read what was held back. complete: the answer ends here; else it was cut off. An error says that a complete answer is
+// not what the syntax allows; read it as one that was cut off then.
 lctx_text * lctx_parser_end(lctx_parser * parser, int32_t complete);
 
-// Bytes parsed so far, those that were parsed again included: at most 256 KiB and 64 times the text before lctx_parser_end.
+// Bytes parsed so far, those that were parsed again included: at most 256 KiB and 64 times the text before
+// lctx_parser_end.
 uint64_t lctx_parser_parsed(const lctx_parser * parser);
 
 // ---- log-probabilities ----
 
-// Of float[n_rows][n_vocab]: own[i] that of tokens[i] (NaN for a token of -1), and the n_top likeliest tokens of every row, the likeliest
-// first; top_tokens, top: [n_rows][n_top]. LCTX_FAILED when a logit is NaN or infinite, or all of a row are -inf.
-int32_t lctx_logprobs(const float * logits, int32_t n_rows, int32_t n_vocab, const int32_t * tokens, float * own, int32_t n_top,
-                      int32_t * top_tokens, float * top);
+// Of float[n_rows][n_vocab]: own[i] that of tokens[i] (NaN for a token of -1), and the n_top likeliest tokens of every
+// row, the likeliest first; top_tokens, top: [n_rows][n_top]. LCTX_FAILED when a logit is NaN or infinite, or all of a
+// row are -inf.
+int32_t lctx_logprobs(const float * logits, int32_t n_rows, int32_t n_vocab, const int32_t * tokens, float * own,
+                      int32_t n_top, int32_t * top_tokens, float * top);
 
 // [cdef end]
 

@@ -189,7 +189,8 @@ int32_t lctx_context_select_from(lctx_context * ctx, int32_t from) {
 int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double fraction) {
     return guarded(ctx, {seq}, [&] {
         if (!(fraction > 0.0 && fraction <= 1.0)) {
-            throw lctx_refusal("the fraction of rows that stay is above 0 and at most 1, not " + std::to_string(fraction));
+            throw lctx_refusal("the fraction of rows that stay is above 0 and at most 1, not " +
+                               std::to_string(fraction));
         }
         return with_method(ctx, NO_COMPRESSION).cache().compress(seq, fraction);
     });
@@ -262,7 +263,8 @@ int32_t lctx_context_slices(const lctx_context * ctx) {
 }
 
 size_t lctx_slice_get(lctx_context * ctx, int32_t seq, int32_t first, int32_t end, uint8_t * buf, size_t size) {
-    return write_out(ctx, seq, buf, size, [&](llama_io_write_i & io) { with_method(ctx).cache().slice_write(io, seq, first, end); });
+    return write_out(ctx, seq, buf, size,
+                     [&](llama_io_write_i & io) { with_method(ctx).cache().slice_write(io, seq, first, end); });
 }
 
 int32_t lctx_slice_append(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size) {
@@ -282,7 +284,9 @@ int32_t lctx_slice_insert(lctx_context * ctx, int32_t seq, const uint8_t * buf, 
 }
 
 int32_t lctx_seq_exact(const lctx_context * ctx, int32_t seq) {
-    return !lctx_is_sequence(ctx, seq) ? 0 : ctx->memory ? ctx->memory->cache().sequences().n_exact(seq) : lctx_n_past(ctx, seq);
+    return !lctx_is_sequence(ctx, seq) ? 0
+           : ctx->memory               ? ctx->memory->cache().sequences().n_exact(seq)
+                                       : lctx_n_past(ctx, seq);
 }
 
 int32_t lctx_seq_drop(lctx_context * ctx, int32_t seq, int32_t first, int32_t end) {

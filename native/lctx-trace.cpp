@@ -17,12 +17,12 @@ int32_t lctx_trace_start(lctx_context * ctx, int32_t seq, int32_t p0, int32_t p1
             throw lctx_refusal("sequences are 0 .. " + std::to_string(n_seq - 1) + ", not " + std::to_string(seq));
         }
         const llama_model * model = ctx->model->model;
-        ctx->trace.start(
-            seq, p0, p1,
-            {0, llama_model_n_layer(model), llama_model_n_head(model), ctx->memory->cache().method().n_read(), chunks->chunk_size});
+        ctx->trace.start(seq, p0, p1,
+                         {0, llama_model_n_layer(model), llama_model_n_head(model),
+                          ctx->memory->cache().method().n_read(), chunks->chunk_size});
         ctx->memory->cache().always_select(p0 < p1);  // *select* also says what queries read that do not choose
-        // with a callback a device waits after every part of a graph, so there is none otherwise; graphs that are built later take it from
-        // the parameters
+        // with a callback a device waits after every part of a graph, so there is none otherwise; graphs that are built
+        // later take it from the parameters
         auto & params = const_cast<llama_cparams &>(ctx->ctx->get_cparams());
         params.cb_eval = p0 < p1 ? lctx_trace::on_node : nullptr;
         params.cb_eval_user_data = &ctx->trace;

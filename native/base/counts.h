@@ -1,5 +1,5 @@
-// The part of the C API that the rooms below it know: status codes, and what contexts report in numbers. The block between the markers is
-// part of the cffi cdef.
+// The part of the C API that the rooms below it know: status codes, and what contexts report in numbers. The block
+// between the markers is part of the cffi cdef.
 #pragma once
 
 #include <stdint.h>
@@ -7,7 +7,14 @@
 // [cdef begin]
 
 // Status codes: those of llama_decode. Everything below zero is an error whose message *_error() holds.
-enum lctx_status { LCTX_OK = 0, LCTX_NO_SLOT = 1, LCTX_ABORTED = 2, LCTX_INVALID = -1, LCTX_FAILED = -2, LCTX_LOST = -3 };
+enum lctx_status {
+    LCTX_OK = 0,
+    LCTX_NO_SLOT = 1,
+    LCTX_ABORTED = 2,
+    LCTX_INVALID = -1,
+    LCTX_FAILED = -2,
+    LCTX_LOST = -3
+};
 
 // Counts the bytes that a context holds on one device.
 typedef struct lctx_sizes {
@@ -18,25 +25,27 @@ typedef struct lctx_sizes {
     uint64_t chunks;   // keys in few bits, or summaries of chunks and queries of the open one
     uint64_t near;     // keys at exact positions, next to grouped ones
     uint64_t other;    // block tables, lists of the rows that heads hold
-    uint64_t foreign;  // sliding windows and recurrent states, which are llama.cpp's own, with their checkpoints at most; of a hybrid
-                       // without a method also keys and values; the cache of an MTP block
+    uint64_t foreign;  // sliding windows and recurrent states, which are llama.cpp's own, with their checkpoints at
+                       // most; of a hybrid without a method also keys and values; the cache of an MTP block
     uint64_t compute;  // of graphs
     uint64_t free;     // of the device; 0: it does not tell, or is the host
 } lctx_sizes;
 
 typedef struct lctx_kv_info {
-    uint64_t bytes;          // of K and V in pages that hold rows now, near keys, what is kept of chunks, and the lists of rows
+    uint64_t bytes;  // of K and V in pages that hold rows now, near keys, what is kept of chunks, and the lists of rows
     uint64_t peak_bytes;     // most bytes ever held
     uint64_t full_bytes;     // what a full cache of the same types holds for the same tokens
-    uint64_t foreign_bytes;  // in addition to these: what stays llama.cpp's own (sliding windows, recurrent states), and checkpoints
-    // Of devices that map memory in grains (2 MiB on an NVIDIA GPU): all that is mapped for the method; 0 where there is none such
+    uint64_t foreign_bytes;  // in addition to these: what stays llama.cpp's own (sliding windows, recurrent states),
+                             // and checkpoints
+    // Of devices that map memory in grains (2 MiB on an NVIDIA GPU): all that is mapped for the method; 0 where there
+    // is none such
     uint64_t mapped_bytes;
     int32_t n_layer;
     int32_t n_head_kv;  // largest over the layers
 } lctx_kv_info;
 
-// Units of rows with kv_offload: chunks where these divide 64 rows, else 64 rows. Counts are of all layers and heads, since the context was
-// created.
+// Units of rows with kv_offload: chunks where these divide 64 rows, else 64 rows. Counts are of all layers and heads,
+// since the context was created.
 typedef struct lctx_offload_info {
     uint64_t n_hit;   // units that lay on the device when they were wanted
     uint64_t n_miss;  // units that were brought

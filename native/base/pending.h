@@ -12,8 +12,9 @@ struct lctx_pending {
     std::string method;   // empty: llama.cpp's own cache
     uint32_t n_ctx = 0;   // as asked, before padding
     uint64_t kv_limit = 0;
-    bool fixed = false;       // results of a token do not depend on what else is computed (ops/fixed.h)
-    uint64_t kv_offload = 0;  // bytes of the device for pages, the others staying in memory of the host; 0: all on the device
+    bool fixed = false;  // results of a token do not depend on what else is computed (ops/fixed.h)
+    uint64_t kv_offload =
+        0;  // bytes of the device for pages, the others staying in memory of the host; 0: all on the device
     // while llama.cpp makes its memory
     bool claims = false;
     std::vector<lctx_claimed> layers;  // taken so far

@@ -28,14 +28,16 @@ llama_tokens tokens_of_prompt(const llama_vocab * vocab, const std::string & pro
 
 // The schema that a stack waits for, -1: none.
 int32_t schema_of(const llama_grammar_stack & stack) {
-    const bool waits = !stack.empty() && stack.back()->type == LLAMA_GRETYPE_TOKEN && stack.back()->value >= LCTX_FIRST_SCHEMA;
+    const bool waits =
+        !stack.empty() && stack.back()->type == LLAMA_GRETYPE_TOKEN && stack.back()->value >= LCTX_FIRST_SCHEMA;
     return waits ? (int32_t)(stack.back()->value - LCTX_FIRST_SCHEMA) : -1;
 }
 
 // Remembers where a grammar stands, and returns the grammar to it.
 class parse_state {
   public:
-    explicit parse_state(llama_grammar & grammar) : grammar(grammar), stacks(grammar.stacks), partial_utf8(grammar.partial_utf8) {}
+    explicit parse_state(llama_grammar & grammar)
+        : grammar(grammar), stacks(grammar.stacks), partial_utf8(grammar.partial_utf8) {}
     ~parse_state() {
         grammar.stacks = std::move(stacks);
         grammar.partial_utf8 = partial_utf8;
@@ -66,7 +68,8 @@ lctx_constraint::lctx_constraint(const llama_vocab * vocab, const common_json & 
         for (const std::string & end : ends) {
             end_tokens.push_back(common_tokenize(vocab, end, false, true));
         }
-        thinking.reset(common_reasoning_budget_init(vocab, {common_tokenize(vocab, start, false, true)}, end_tokens, {}, INT_MAX));
+        thinking.reset(
+            common_reasoning_budget_init(vocab, {common_tokenize(vocab, start, false, true)}, end_tokens, {}, INT_MAX));
     }
     skip_prompt(vocab, spec);
 }
@@ -192,8 +195,9 @@ int32_t lctx_constraint::schema_behind(const std::string & text) const {
 void lctx_constraint::pass_schema(int32_t schema) {
     const lctx_grammar_budget::use spend(budget);
     llama_grammar_stacks stacks = grammar->stacks;
-    stacks.erase(std::remove_if(stacks.begin(), stacks.end(), [&](const auto & stack) { return schema_of(stack) != schema; }),
-                 stacks.end());
+    stacks.erase(
+        std::remove_if(stacks.begin(), stacks.end(), [&](const auto & stack) { return schema_of(stack) != schema; }),
+        stacks.end());
     if (schema < 0 || stacks.empty()) {
         throw lctx_refusal("no schema " + std::to_string(schema) + " may begin here");
     }

@@ -13,7 +13,8 @@
 
 class lctx_constraint {
   public:
-    // spec: see lctx_sampler_constrain. Throws lctx_refusal; every function throws lctx_grammar_slow when the budget is spent.
+    // spec: see lctx_sampler_constrain. Throws lctx_refusal; every function throws lctx_grammar_slow when the budget is
+    // spent.
     lctx_constraint(const llama_vocab * vocab, const common_json & spec);
 
     // Take the tokens that are not allowed now to -inf.

@@ -49,7 +49,8 @@ void lctx_grammar_budget::spend(size_t n) {
     if (n_unseen > LOOK) {
         n_unseen = 0;
         if (now() - begun > left) {
-            throw lctx_grammar_slow("the grammar is too ambiguous: what may come next takes more than a second to find out");
+            throw lctx_grammar_slow(
+                "the grammar is too ambiguous: what may come next takes more than a second to find out");
         }
     }
 }

@@ -6,7 +6,8 @@
 // Time and memory that one grammar has. A token may take all that is left, and every token gives some back.
 class lctx_grammar_budget {
   public:
-    // While it lives, the calling thread's search spends from the budget; lctx_grammar_step throws lctx_grammar_slow when nothing is left.
+    // While it lives, the calling thread's search spends from the budget; lctx_grammar_step throws lctx_grammar_slow
+    // when nothing is left.
     class use {
       public:
         explicit use(lctx_grammar_budget & budget);

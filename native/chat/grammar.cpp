@@ -34,7 +34,8 @@ const char * skip_blank(const char * pos) {
     return pos;
 }
 
-// The rules that a repetition becomes. llama.cpp counts from the most down to the least and meets no end when the most is less.
+// The rules that a repetition becomes. llama.cpp counts from the most down to the least and meets no end when the most
+// is less.
 unsigned long long count_repetition(const char * pos) {
     char * end = nullptr;
     const unsigned long long least = strtoull(skip_blank(pos + 1), &end, 10);
@@ -42,7 +43,8 @@ unsigned long long count_repetition(const char * pos) {
     pos = *pos == ',' ? skip_blank(pos + 1) : "";
     const unsigned long long most = isdigit((unsigned char)*pos) ? strtoull(pos, nullptr, 10) : least;
     if (most < least) {
-        throw lctx_refusal("the grammar repeats something at least " + std::to_string(least) + " times, and at most fewer");
+        throw lctx_refusal("the grammar repeats something at least " + std::to_string(least) +
+                           " times, and at most fewer");
     }
     return std::min(most, MAX_RULES + 1);
 }
@@ -56,7 +58,8 @@ void check_size(const std::string & text) {
         rules += *pos == '{' ? count_repetition(pos) : 0;
         if (depth > MAX_DEPTH || rules > MAX_RULES || text.size() > MAX_TEXT) {
             throw lctx_refusal("the grammar is too large: at most 4 MiB, " + std::to_string(MAX_RULES) +
-                               " rules, groups and repetitions, " + std::to_string(MAX_DEPTH) + " groups in each other");
+                               " rules, groups and repetitions, " + std::to_string(MAX_DEPTH) +
+                               " groups in each other");
         }
     }
 }
@@ -68,7 +71,8 @@ void parse(llama_grammar_parser & parser, const std::string & text) {
         }
     } catch (const std::exception & e) {  // the reason ends with all of the text that is left
         const std::string reason = e.what();
-        throw lctx_refusal("the grammar cannot be parsed: " + reason.substr(0, MAX_QUOTE) + (reason.size() > MAX_QUOTE ? "..." : ""));
+        throw lctx_refusal("the grammar cannot be parsed: " + reason.substr(0, MAX_QUOTE) +
+                           (reason.size() > MAX_QUOTE ? "..." : ""));
     }
 }
 
@@ -87,14 +91,15 @@ void check_values(const llama_grammar_rule & rule, uint32_t n_tokens, int32_t n_
             throw lctx_refusal("the grammar names token " + std::to_string(value) + ", and the vocabulary ends at " +
                                std::to_string(n_tokens - 1));
         }
-        const bool is_char = type == LLAMA_GRETYPE_CHAR || type == LLAMA_GRETYPE_CHAR_NOT || type == LLAMA_GRETYPE_CHAR_ALT ||
-                             type == LLAMA_GRETYPE_CHAR_RNG_UPPER;
+        const bool is_char = type == LLAMA_GRETYPE_CHAR || type == LLAMA_GRETYPE_CHAR_NOT ||
+                             type == LLAMA_GRETYPE_CHAR_ALT || type == LLAMA_GRETYPE_CHAR_RNG_UPPER;
         if (is_char && !is_code_point(value)) {
-            throw lctx_refusal("the grammar has a character with the code " + std::to_string(value) + ", which Unicode does not have");
+            throw lctx_refusal("the grammar has a character with the code " + std::to_string(value) +
+                               ", which Unicode does not have");
         }
         if (type == LLAMA_GRETYPE_CHAR_RNG_UPPER && value < rule[i - 1].value) {
-            throw lctx_refusal("the grammar has a range that ends before it begins: from code " + std::to_string(rule[i - 1].value) +
-                               " to " + std::to_string(value));
+            throw lctx_refusal("the grammar has a range that ends before it begins: from code " +
+                               std::to_string(rule[i - 1].value) + " to " + std::to_string(value));
         }
     }
 }
@@ -165,6 +170,7 @@ void lctx_check_grammar(const llama_vocab * vocab, const std::string & text, int
         check_values(parser.rules[id], llama_vocab_n_tokens(vocab), n_schemas);
     }
     if (!matching_rules(parser.rules)[parser.symbol_ids.at("root")]) {
-        throw lctx_refusal("the grammar can match nothing: every way through the rule root needs a character that is in no class");
+        throw lctx_refusal(
+            "the grammar can match nothing: every way through the rule root needs a character that is in no class");
     }
 }

@@ -1,5 +1,6 @@
-// A parse of incomplete text stops at the first parser that needs more. When that is a leaf which has read something, and nothing
-// before it has looked at the end of the text, then the parse of any longer text comes to this leaf as well.
+// A parse of incomplete text stops at the first parser that needs more. When that is a leaf which has read something,
+// and nothing before it has looked at the end of the text, then the parse of any longer text comes to this leaf as
+// well.
 #include "leaf.h"
 
 #include "chat-peg-parser.h"
@@ -20,7 +21,8 @@ bool begins(const std::string & text, const std::string & prefix) {
 
 size_t count_tools(const common_peg_parse_context & ctx, const common_peg_parse_result & result) {
     size_t n = 0;
-    ctx.ast.visit(result, [&](const common_peg_ast_node & node) { n += node.tag == common_chat_peg_builder::TOOL_OPEN; });
+    ctx.ast.visit(result,
+                  [&](const common_peg_ast_node & node) { n += node.tag == common_chat_peg_builder::TOOL_OPEN; });
     return n;
 }
 
@@ -45,7 +47,8 @@ void lctx_leaf_finder::load(common_json grammar) {
     arena = common_peg_arena::from_json(grammar);
 }
 
-// Text up to a delimiter ends before a part of one at the end of the text: what follows may turn out not to be the delimiter.
+// Text up to a delimiter ends before a part of one at the end of the text: what follows may turn out not to be the
+// delimiter.
 bool lctx_leaf_finder::cut_in_delimiter(const std::string & text) const {
     return std::any_of(delimiters.begin(), delimiters.end(), [&](const std::string & word) {
         for (size_t n = std::min(word.size(), text.size() + 1); n-- > 1;) {

@@ -200,7 +200,9 @@ class parser {
             least = 0;
         } else if (takes("{")) {
             least = number();
-            most = !takes(",") ? least : at_ < text_.size() && isdigit((unsigned char)text_[at_]) ? number() : lctx_pattern::NONE;
+            most = !takes(",")                                                ? least
+                   : at_ < text_.size() && isdigit((unsigned char)text_[at_]) ? number()
+                                                                              : lctx_pattern::NONE;
             require(takes("}") && least <= most);
         } else {
             return one;
@@ -281,8 +283,8 @@ bool lctx_pattern::survives(thread & t, unsigned char c) const {
     return i.what == op::match || (i.what == op::set && i.set[c]);
 }
 
-// Append the thread at every instruction that it can reach where it reads the next character or has matched. What comes after a match, or
-// is where another thread was already, has lower priority and is dropped.
+// Append the thread at every instruction that it can reach where it reads the next character or has matched. What comes
+// after a match, or is where another thread was already, has lower priority and is dropped.
 void lctx_pattern::add(thread t, bool at_end, threads & to, seen & seen) const {
     const bool is_matched = !to.empty() && code_[to.back().at].what == op::match && to.back().ahead.empty();
     const std::pair<size_t, decltype(t.ahead)> key(t.at, t.ahead);

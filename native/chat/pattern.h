@@ -1,5 +1,5 @@
-// Regular expressions that are searched for in a text while it grows. std::regex reads all of the text again for every token, and
-// recurses once for every character of a match.
+// Regular expressions that are searched for in a text while it grows. std::regex reads all of the text again for every
+// token, and recurses once for every character of a match.
 #pragma once
 
 #include <bitset>
@@ -12,8 +12,8 @@ class lctx_pattern {
   public:
     static constexpr size_t NONE = std::string::npos;
 
-    // ECMAScript as std::regex reads it: characters, sets, groups of which one captures, alternatives, repetitions, ^ and $ for the
-    // ends of the text, (?!characters). Throws lctx_refusal for anything else.
+    // ECMAScript as std::regex reads it: characters, sets, groups of which one captures, alternatives, repetitions, ^
+    // and $ for the ends of the text, (?!characters). Throws lctx_refusal for anything else.
     explicit lctx_pattern(const std::string & text);
 
     // The text continues with this.

@@ -50,7 +50,8 @@ std::string lctx_required_grammar(const std::string & grammar, const std::string
     drop_text(saved.at("parsers"), saved.at("root").get<int>());
     const common_peg_arena arena = common_peg_arena::from_json(saved);
     const std::string with = root_rule(grammar);
-    const std::string without = root_rule(build_grammar([&](const common_grammar_builder & b) { arena.build_grammar(b, false); }));
+    const std::string without =
+        root_rule(build_grammar([&](const common_grammar_builder & b) { arena.build_grammar(b, false); }));
     std::string result = grammar;
     return result.replace(result.find(with), with.size(), without);
 }

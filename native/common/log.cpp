@@ -13,7 +13,9 @@ int common_log_get_verbosity_thold() {
 void common_log_set_verbosity_thold(int) {}
 
 int common_log_get_verbosity(ggml_log_level level) {
-    return level == GGML_LOG_LEVEL_ERROR ? LOG_LEVEL_ERROR : level == GGML_LOG_LEVEL_WARN ? LOG_LEVEL_WARN : LOG_LEVEL_DEBUG;
+    return level == GGML_LOG_LEVEL_ERROR  ? LOG_LEVEL_ERROR
+           : level == GGML_LOG_LEVEL_WARN ? LOG_LEVEL_WARN
+                                          : LOG_LEVEL_DEBUG;
 }
 
 void common_log_default_callback(ggml_log_level level, const char * text, void *) {

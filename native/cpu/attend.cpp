@@ -1,9 +1,9 @@
 // *attend*: every query over its segments of stored rows.
 //
-// Work is cut into tiles (walk.h). Per item and block of up to 64 cells: S = K Q^T, online softmax, O += P V. With few tiles (decode) each
-// is also split over the blocks that it reads, and the partial states are merged in their order at the end: the bits of a sum do not depend
-// on the number of threads. With params.fixed they depend on the query alone: tiles of any size are computed in the same way, and states
-// are merged at fixed cells.
+// Work is cut into tiles (walk.h). Per item and block of up to 64 cells: S = K Q^T, online softmax, O += P V. With few
+// tiles (decode) each is also split over the blocks that it reads, and the partial states are merged in their order at
+// the end: the bits of a sum do not depend on the number of threads. With params.fixed they depend on the query alone:
+// tiles of any size are computed in the same way, and states are merged at fixed cells.
 #include "ggml-cpu-impl.h"
 #include "lists.h"
 
@@ -63,7 +63,9 @@ struct schedule : lctx_tiling {
         return n_tile_most * n_run * lctx_ceil_div(n_block, PIECE_BLOCKS) * state_size() * sizeof(float);
     }
     bool has_pieces(const lctx_attend_args & a) const { return a.params.fixed && a.params.chunk_size == 0; }
-    bool shares_pieces(const lctx_attend_args & a) const { return has_pieces(a) && least_tiles(a) < JOBS && pieces_size(a) <= PIECES_SIZE; }
+    bool shares_pieces(const lctx_attend_args & a) const {
+        return has_pieces(a) && least_tiles(a) < JOBS && pieces_size(a) <= PIECES_SIZE;
+    }
     // Late tokens read most: handing them out first keeps the threads even.
     lctx_tile tile(int64_t index) const {
         const int at = (int)(index % tiles_per_head());
@@ -73,7 +75,8 @@ struct schedule : lctx_tiling {
     lctx_states states(float * base) const { return {base, max_column, dim_v}; }
     // n_tile * n_split stays below JOBS + n_tile, and n_tile below that, wherever there are partial states.
     size_t partial_size(const lctx_attend_args & a) const {
-        return a.params.fixed ? (shares_pieces(a) ? pieces_size(a) : 0) : (size_t)2 * JOBS * state_size() * sizeof(float);
+        return a.params.fixed ? (shares_pieces(a) ? pieces_size(a) : 0)
+                              : (size_t)2 * JOBS * state_size() * sizeof(float);
     }
     // Return the bytes for what the tiles read, which is looked up once for all their splits.
     size_t shared_plans_size(const lctx_attend_args & a) const {
@@ -94,7 +97,8 @@ struct scratch {
     lctx_list_scratch list;  // in the same place: lists are read before
 
     static size_t block_size(const lctx_attend_args & a, const schedule & g) {
-        return GGML_PAD(lctx_block_scratch::n_float(g.max_reader(), a.head_dim_k, g.dim_v) * sizeof(float), LCTX_CACHE_LINE);
+        return GGML_PAD(lctx_block_scratch::n_float(g.max_reader(), a.head_dim_k, g.dim_v) * sizeof(float),
+                        LCTX_CACHE_LINE);
     }
     // pointers, sums, and a row for columns that are not there
     static size_t picked_size(const schedule & g) {
@@ -104,21 +108,24 @@ struct scratch {
         return GGML_PAD(picked_size(g) + (g.has_pieces(a) ? 2 : 1) * g.state_size() * sizeof(float), LCTX_CACHE_LINE);
     }
     static size_t size(const lctx_attend_args & a, const schedule & g) {
-        const size_t of_tiles = block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g) + lctx_tile_plan::size(a, g);
+        const size_t of_tiles =
+            block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g) + lctx_tile_plan::size(a, g);
         return GGML_PAD(std::max(of_tiles, lctx_list_scratch::size(a)), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_attend_args & a, const schedule & g)
         : block((float *)base, g.max_reader(), a.head_dim_k, g.dim_v),
           states((float *)(base + block_size(a, g) + picked_size(g))),
-          picked((float *)((float **)(base + block_size(a, g)) + g.max_reader()), (float **)(base + block_size(a, g)), g.max_reader(),
-                 g.dim_v),
+          picked((float *)((float **)(base + block_size(a, g)) + g.max_reader()), (float **)(base + block_size(a, g)),
+                 g.max_reader(), g.dim_v),
           turned(base + block_size(a, g) + states_size(a, g), a, g),
           plan(base + block_size(a, g) + states_size(a, g) + lctx_turned::size(a, g), g),
           list(base, a) {}
 };
 
-// The states of the readers: those of the tile when all columns read the item, else sums of their own and the outputs of the tile.
-lctx_states states_of(const lctx_item & item, const lctx_tile & tile, const scratch & w, const lctx_states & st, int n_pad) {
+// The states of the readers: those of the tile when all columns read the item, else sums of their own and the outputs
+// of the tile.
+lctx_states states_of(const lctx_item & item, const lctx_tile & tile, const scratch & w, const lctx_states & st,
+                      int n_pad) {
     if (item.n == tile.n_column) {
         return st;
     }
@@ -133,9 +140,10 @@ lctx_states states_of(const lctx_item & item, const lctx_tile & tile, const scra
 }
 
 // Blocks [first, end) of an item.
-LCTX_ALONE void attend_item(const lctx_attend_args & a, const lctx_tile & tile, const lctx_item & item, int first, int end,
-                            const scratch & w, const lctx_states & st) {
-    const lctx_columns columns(w.block.queries, item.n, a.head_dim_k, a.params.fixed, lctx_as_rows(a, item.n, item.is_chunk));
+LCTX_ALONE void attend_item(const lctx_attend_args & a, const lctx_tile & tile, const lctx_item & item, int first,
+                            int end, const scratch & w, const lctx_states & st) {
+    const lctx_columns columns(w.block.queries, item.n, a.head_dim_k, a.params.fixed,
+                               lctx_as_rows(a, item.n, item.is_chunk));
     item.load_queries(a, tile, columns, w.block.rotated, w.turned);
     lctx_round_for_scores(a, columns);
     const lctx_states own = states_of(item, tile, w, st, columns.n_pad);
@@ -146,8 +154,8 @@ LCTX_ALONE void attend_item(const lctx_attend_args & a, const lctx_tile & tile, 
 }
 
 // All that a tile reads, in pieces that end at fixed cells.
-void attend_pieces(const lctx_attend_args & a, const schedule & g, const lctx_tile & tile, const lctx_tile_plan & plan, const scratch & w,
-                   const lctx_states & st) {
+void attend_pieces(const lctx_attend_args & a, const schedule & g, const lctx_tile & tile, const lctx_tile_plan & plan,
+                   const scratch & w, const lctx_states & st) {
     const lctx_states piece = g.states(w.states + g.state_size());
     st.clear(lctx_round_up(tile.n_column, LCTX_VL));
     lctx_each_item(a, g, tile.head_kv, plan, 0, plan.n, [&](const lctx_item & item) {
@@ -164,8 +172,8 @@ void attend_pieces(const lctx_attend_args & a, const schedule & g, const lctx_ti
 }
 
 // Piece number `index` of a tile, counted over its segments.
-void attend_piece(const lctx_attend_args & a, const schedule & g, const lctx_tile & tile, const lctx_tile_plan & plan, const scratch & w,
-                  const lctx_states & st, int index) {
+void attend_piece(const lctx_attend_args & a, const schedule & g, const lctx_tile & tile, const lctx_tile_plan & plan,
+                  const scratch & w, const lctx_states & st, int index) {
     const int segment = index / g.n_piece, first_block = index % g.n_piece * schedule::PIECE_BLOCKS;
     st.clear(lctx_round_up(tile.n_column, LCTX_VL));
     lctx_each_item(a, g, tile.head_kv, plan, segment, segment + 1, [&](const lctx_item & item) {
@@ -178,8 +186,8 @@ void attend_piece(const lctx_attend_args & a, const schedule & g, const lctx_til
 }
 
 // Part `split` of the blocks that a tile reads.
-void attend_tile(const lctx_attend_args & a, const schedule & g, const lctx_tile & tile, const lctx_tile_plan & plan, const scratch & w,
-                 const lctx_states & st, int split) {
+void attend_tile(const lctx_attend_args & a, const schedule & g, const lctx_tile & tile, const lctx_tile_plan & plan,
+                 const scratch & w, const lctx_states & st, int split) {
     if (g.has_pieces(a)) {
         return g.n_split > 1 ? attend_piece(a, g, tile, plan, w, st, split) : attend_pieces(a, g, tile, plan, w, st);
     }
@@ -240,7 +248,8 @@ size_t lctx_cpu_attend_wsize(const lctx_attend_args & args, int n_tasks) {
 }
 
 // Tiles whose tokens share a list.
-static void attend_lists(const ggml_compute_params * params, const lctx_attend_args & args, const lctx_list_scratch & w) {
+static void attend_lists(const ggml_compute_params * params, const lctx_attend_args & args,
+                         const lctx_list_scratch & w) {
     const int64_t n_job = lctx_list_jobs(args);
     for (int64_t job = params->ith; job < n_job; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         lctx_attend_list(args, job, w);
@@ -248,7 +257,8 @@ static void attend_lists(const ggml_compute_params * params, const lctx_attend_a
 }
 
 // Every tile by one thread.
-static void attend_whole(const ggml_compute_params * params, const lctx_attend_args & args, const schedule & g, const scratch & w) {
+static void attend_whole(const ggml_compute_params * params, const lctx_attend_args & args, const schedule & g,
+                         const scratch & w) {
     for (int64_t index = params->ith; index < g.n_tile; index = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         const lctx_tile tile = g.tile(index);
         const lctx_states st = g.states(w.states);
@@ -259,16 +269,17 @@ static void attend_whole(const ggml_compute_params * params, const lctx_attend_a
 }
 
 // Parts of tiles, whose states are merged.
-static void attend_splits(const ggml_compute_params * params, const lctx_attend_args & args, const schedule & g, const scratch & w,
-                          float * partials, char * shared) {
+static void attend_splits(const ggml_compute_params * params, const lctx_attend_args & args, const schedule & g,
+                          const scratch & w, float * partials, char * shared) {
     for (int64_t index = params->ith; index < g.n_tile; index += params->nth) {
         lctx_invert(args, g, g.tile(index), g.shared_plan(args, shared, index));
     }
     ggml_barrier(params->threadpool);
-    for (int64_t job = params->ith; job < g.n_tile * g.n_split; job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+    for (int64_t job = params->ith; job < g.n_tile * g.n_split;
+         job = ggml_threadpool_chunk_add(params->threadpool, 1)) {
         const int64_t index = job / g.n_split;
-        attend_tile(args, g, g.tile(index), g.shared_plan(args, shared, index), w, g.states(partials + (size_t)job * g.state_size()),
-                    (int)(job % g.n_split));
+        attend_tile(args, g, g.tile(index), g.shared_plan(args, shared, index), w,
+                    g.states(partials + (size_t)job * g.state_size()), (int)(job % g.n_split));
     }
     ggml_barrier(params->threadpool);
     for (int64_t index = params->ith; index < g.n_tile; index += params->nth) {

@@ -5,12 +5,14 @@
 
 // The columns of a block of scores, as voters.
 struct lctx_ballots {
-    float * threshold;  // [n_pad] least score of an important row: LSE - ln t, t the rows that the query reads; inf: no vote
+    float * threshold;  // [n_pad] least score of an important row: LSE - ln t, t the rows that the query reads; inf: no
+                        // vote
     float * lse;        // [n_pad] inf: no vote
     int32_t * step;     // [n_pad] the query's row
 
     static size_t n_float() { return 3 * LCTX_MAX_COLUMNS; }
-    explicit lctx_ballots(float * base) : threshold(base), lse(base + LCTX_MAX_COLUMNS), step((int32_t *)(lse + LCTX_MAX_COLUMNS)) {}
+    explicit lctx_ballots(float * base)
+        : threshold(base), lse(base + LCTX_MAX_COLUMNS), step((int32_t *)(lse + LCTX_MAX_COLUMNS)) {}
 
     void clear() const {
         std::fill_n(threshold, LCTX_MAX_COLUMNS, INFINITY);
@@ -54,8 +56,8 @@ static inline float lctx_largest_weight(const float * s, const lctx_ballots & b,
 }
 
 // Add the votes of the columns for n picked cells. s: [n][n_pad], a row that is not read is -inf; overwritten.
-static inline void lctx_count_votes(lctx_held held, lctx_score kind, const lctx_ballots & b, float * s, int n_col, int n_pad,
-                                    const int32_t * picked, int n) {
+static inline void lctx_count_votes(lctx_held held, lctx_score kind, const lctx_ballots & b, float * s, int n_col,
+                                    int n_pad, const int32_t * picked, int n) {
     for (int x = 0; x < n; x++) {
         int32_t & score = held.scores()[picked[x]];
         float * row = s + (size_t)x * n_pad;
@@ -91,7 +93,8 @@ static inline int64_t lctx_rows_read(const lctx_segment * segs, int n_seg) {
 }
 
 // The cells of [cell, cell + n) that need votes of queries before this border; returns their number. picked: [n].
-static inline int lctx_pick_open(const lctx_retain & r, lctx_held held, int32_t border, int cell, int n, int32_t * picked) {
+static inline int lctx_pick_open(const lctx_retain & r, lctx_held held, int32_t border, int cell, int n,
+                                 int32_t * picked) {
     int n_picked = 0;
     for (int s = cell; s < cell + n; s++) {
         picked[n_picked] = s;
@@ -100,15 +103,15 @@ static inline int lctx_pick_open(const lctx_retain & r, lctx_held held, int32_t 
     return n_picked;
 }
 
-// Blocks of cells are dealt to the splits of a head's work, so that each cell has one writer: the first block from `block` on that is this
-// split's.
+// Blocks of cells are dealt to the splits of a head's work, so that each cell has one writer: the first block from
+// `block` on that is this split's.
 static inline int lctx_first_mine(int block, int split, int n_split) {
     return block + (split - block % n_split + n_split) % n_split;
 }
 
 // Keep the scores from before the ubatch for the sequences that vote: the split's own blocks.
-static inline void lctx_keep_scores(const lctx_cache_args & cache, const lctx_voter * voters, int n_tokens, int head_kv, int split,
-                                    int n_split) {
+static inline void lctx_keep_scores(const lctx_cache_args & cache, const lctx_voter * voters, int n_tokens, int head_kv,
+                                    int split, int n_split) {
     for (int i = 0; i < n_tokens; i++) {
         const bool is_last = i + 1 == n_tokens || voters[i + 1].seq != voters[i].seq;
         if (voters[i].undo_from < 0 || !is_last) {

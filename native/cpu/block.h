@@ -13,7 +13,8 @@ struct lctx_states {
     static size_t n_float(int n_pad, int dim_v) { return (size_t)n_pad * (2 + dim_v); }
     lctx_states(float * base, int n_pad, int dim_v) : m(base), l(m + n_pad), o(l + n_pad), dim_v(dim_v) {}
     // Of states whose rows are elsewhere.
-    lctx_states(float * base, float ** rows, int n_pad, int dim_v) : m(base), l(m + n_pad), o(nullptr), dim_v(dim_v), anywhere(rows) {}
+    lctx_states(float * base, float ** rows, int n_pad, int dim_v)
+        : m(base), l(m + n_pad), o(nullptr), dim_v(dim_v), anywhere(rows) {}
     float * out(int column) const { return anywhere ? anywhere[column] : o + (size_t)column * dim_v; }
     template <typename F> auto with_rows(F && f) const {
         return anywhere ? f(lctx_rows_anywhere{anywhere}) : f(lctx_rows_in_order{o, dim_v});
@@ -24,7 +25,8 @@ struct lctx_states {
         std::fill_n(o, (size_t)n * dim_v, 0.0f);
     }
     void merge(int column, const lctx_states & partial) const {
-        lctx_softmax_merge(m[column], l[column], out(column), partial.m[column], partial.l[column], partial.out(column), dim_v);
+        lctx_softmax_merge(m[column], l[column], out(column), partial.m[column], partial.l[column], partial.out(column),
+                           dim_v);
     }
 };
 
@@ -38,8 +40,8 @@ struct lctx_block_scratch {
     float * rotated;  // [head_dim_k]
 
     static size_t n_float(int n_pad, int dim_k, int dim_v) {
-        return (size_t)LCTX_BLOCK * (std::max(n_pad, LCTX_FEW_COLUMNS) + dim_v + dim_k) + n_pad + lctx_columns::n_float(n_pad, dim_k) +
-               dim_k;
+        return (size_t)LCTX_BLOCK * (std::max(n_pad, LCTX_FEW_COLUMNS) + dim_v + dim_k) + n_pad +
+               lctx_columns::n_float(n_pad, dim_k) + dim_k;
     }
     lctx_block_scratch(float * p, int n_pad, int dim_k, int dim_v) {
         s = p, p += (size_t)LCTX_BLOCK * std::max(n_pad, LCTX_FEW_COLUMNS);
@@ -80,9 +82,10 @@ static inline void lctx_set_next(const lctx_attend_args & a, const lctx_block & 
     }
 }
 
-template <typename Mask> static inline void lctx_attend_few(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & k,
-                                                            const lctx_stored & v, int n, const lctx_states & st,
-                                                            const lctx_block_scratch & w, Mask && mask) {
+template <typename Mask> static inline void lctx_attend_few(const lctx_attend_args & a, const lctx_columns & columns,
+                                                            const lctx_stored & k, const lctx_stored & v, int n,
+                                                            const lctx_states & st, const lctx_block_scratch & w,
+                                                            Mask && mask) {
     lctx_few_scores(lctx_readable(k, n, a.head_dim_k, w.k), n, columns.q, columns.n, a.head_dim_k, w.s, columns.fixed);
     lctx_softcap(w.s, (size_t)columns.n * LCTX_BLOCK, a.params.softcap);
     mask(w.s, 1, LCTX_BLOCK);
@@ -97,7 +100,8 @@ template <typename Mask> static inline void lctx_attend_few(const lctx_attend_ar
 }
 
 // The queries in the form in which their scores are computed.
-static inline void lctx_round_for_scores([[maybe_unused]] const lctx_attend_args & a, [[maybe_unused]] const lctx_columns & columns) {
+static inline void lctx_round_for_scores([[maybe_unused]] const lctx_attend_args & a,
+                                         [[maybe_unused]] const lctx_columns & columns) {
 #if LCTX_HAS_KEY_INTEGERS
     if (lctx_in_integers(a, columns)) {
         return lctx_round_queries(columns);
@@ -111,8 +115,8 @@ static inline void lctx_round_for_scores([[maybe_unused]] const lctx_attend_args
 }
 
 // s = k q, [key][column]. The next rows are prefetched at the same time.
-static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & k, const lctx_stored & v,
-                                     int n, const lctx_block_scratch & w) {
+static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & k,
+                                     const lctx_stored & v, int n, const lctx_block_scratch & w) {
     const auto prefetch = [&](int row, int n_row) {
         lctx_prefetch_rows(k, row, n_row);
         lctx_prefetch_rows(v, row, n_row);
@@ -145,24 +149,28 @@ static inline void lctx_block_scores(const lctx_attend_args & a, const lctx_colu
 }
 
 // o += p v
-static inline void lctx_block_weigh(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & rows, int n,
-                                    const lctx_states & st, const lctx_block_scratch & w) {
+static inline void lctx_block_weigh(const lctx_attend_args & a, const lctx_columns & columns, const lctx_stored & rows,
+                                    int n, const lctx_states & st, const lctx_block_scratch & w) {
 #if LCTX_HAS_PAIRS
     if (lctx_in_pairs(a, columns)) {
         const lctx_pair *p = lctx_pair_rows(w.s, n, columns.n_pad), *v = lctx_pair_values(rows, n, a.head_dim_v, w.v);
-        return st.with_rows([&](auto to) { lctx_gemm(columns.n, st.dim_v, (n + 1) / 2, p, 1, columns.n_pad, v, a.head_dim_v, to, true); });
+        return st.with_rows([&](auto to) {
+            lctx_gemm(columns.n, st.dim_v, (n + 1) / 2, p, 1, columns.n_pad, v, a.head_dim_v, to, true);
+        });
     }
 #endif
     int64_t step;
     const float * v = lctx_unpack(rows, n, a.head_dim_v, w.v, &step, st.dim_v);
-    st.with_rows([&](auto to) { lctx_gemm(columns.n, st.dim_v, n, (const float *)w.s, 1, columns.n_pad, v, step, to, true); });
+    st.with_rows(
+        [&](auto to) { lctx_gemm(columns.n, st.dim_v, n, (const float *)w.s, 1, columns.n_pad, v, step, to, true); });
 }
 
-// Rows of K and V for the columns. mask(s, step from row to row, step from column to column) takes away the scores of what a column does
-// not read.
+// Rows of K and V for the columns. mask(s, step from row to row, step from column to column) takes away the scores of
+// what a column does not read.
 template <typename Mask> static inline void lctx_attend_rows(const lctx_attend_args & a, const lctx_columns & columns,
-                                                             const lctx_stored & k, const lctx_stored & v, int n, const lctx_states & st,
-                                                             const lctx_block_scratch & w, Mask && mask) {
+                                                             const lctx_stored & k, const lctx_stored & v, int n,
+                                                             const lctx_states & st, const lctx_block_scratch & w,
+                                                             Mask && mask) {
     if (columns.few() && a.head_dim_v % LCTX_VL == 0) {
         return lctx_attend_few(a, columns, k, v, n, st, w, mask);
     }
@@ -178,8 +186,9 @@ template <typename Mask> static inline void lctx_attend_rows(const lctx_attend_a
 }
 
 template <typename Mask> static inline void lctx_attend_block(const lctx_attend_args & a, const lctx_columns & columns,
-                                                              const lctx_cells & cells, const lctx_block & b, const lctx_states & st,
-                                                              const lctx_block_scratch & w, Mask && mask) {
+                                                              const lctx_cells & cells, const lctx_block & b,
+                                                              const lctx_states & st, const lctx_block_scratch & w,
+                                                              Mask && mask) {
     lctx_stored k = lctx_stored_keys(a.cache, cells, b.near, b.cell, b.n, b.head, b.seq, a.head_dim_k, w.k);
     lctx_stored v = lctx_stored_values(a.cache, b.cell, b.head, b.seq);
     lctx_set_next(a, b, k, v);

@@ -48,8 +48,11 @@ struct lctx_columns {
     bool fixed;  // rows have sums in the order of transposed columns
     bool as_rows;
 
-    static size_t n_float(int max_pad, int dim) { return (size_t)dim * (std::max(max_pad, LCTX_FEW_COLUMNS) + LCTX_VL); }
-    lctx_columns(float * base, int n, int dim, bool fixed = false) : lctx_columns(base, n, dim, fixed, n <= LCTX_FEW_COLUMNS) {}
+    static size_t n_float(int max_pad, int dim) {
+        return (size_t)dim * (std::max(max_pad, LCTX_FEW_COLUMNS) + LCTX_VL);
+    }
+    lctx_columns(float * base, int n, int dim, bool fixed = false)
+        : lctx_columns(base, n, dim, fixed, n <= LCTX_FEW_COLUMNS) {}
     lctx_columns(float * base, int n, int dim, bool fixed, bool as_rows)
         : q(base), n(n), n_pad(lctx_round_up(n, LCTX_VL)), dim(dim), fixed(fixed), as_rows(as_rows) {}
 
@@ -97,7 +100,8 @@ struct lctx_columns {
 };
 
 // s[row][column] (+)= k_row . q_column
-static LCTX_ALONE void lctx_scores(const lctx_columns & q, const float * k, int64_t k_row, int n_row, float * s, bool add) {
+static LCTX_ALONE void lctx_scores(const lctx_columns & q, const float * k, int64_t k_row, int n_row, float * s,
+                                   bool add) {
     if (!q.few()) {
         lctx_gemm(n_row, q.n_pad, q.dim, k, k_row, 1, q.q, q.n_pad, s, q.n_pad, add);
         return;
@@ -144,7 +148,8 @@ static inline lctx_stored lctx_readable(const lctx_stored & rows, int n, int dim
 }
 
 // n rows as floats, and the step from one to the next: in place when they are floats already, else in tmp, [n][pad].
-static inline const float * lctx_unpack(const lctx_stored & rows, int n, int dim, float * tmp, int64_t * step, int pad) {
+static inline const float * lctx_unpack(const lctx_stored & rows, int n, int dim, float * tmp, int64_t * step,
+                                        int pad) {
     if (rows.type == GGML_TYPE_F32 && pad == dim) {
         *step = (int64_t)(rows.row_size / sizeof(float));
         return (const float *)rows.data;
@@ -155,11 +160,12 @@ static inline const float * lctx_unpack(const lctx_stored & rows, int n, int dim
 }
 
 // Keys of any n <= LCTX_BLOCK cells as floats: tmp, [n][dim].
-static inline void lctx_gather_keys(const lctx_cache_args & cache, const lctx_cells & cells, bool near, const int32_t * picked, int n,
-                                    int32_t head, int32_t seq, int dim, float * tmp) {
+static inline void lctx_gather_keys(const lctx_cache_args & cache, const lctx_cells & cells, bool near,
+                                    const int32_t * picked, int n, int32_t head, int32_t seq, int dim, float * tmp) {
     const char * rows[LCTX_BLOCK];
     for (int i = 0; i < n; i++) {
-        rows[i] = near ? lctx_near_row(cache, cells.row(picked[i]), head, seq) : lctx_key_row(cache, picked[i], head, seq);
+        rows[i] =
+            near ? lctx_near_row(cache, cells.row(picked[i]), head, seq) : lctx_key_row(cache, picked[i], head, seq);
         lctx_prefetch(rows[i], cache.k_pool.row_size);  // they are far apart
     }
     for (int i = 0; i < n; i++) {
@@ -168,8 +174,8 @@ static inline void lctx_gather_keys(const lctx_cache_args & cache, const lctx_ce
 }
 
 // Keys of n cells of one page; tmp, [n][dim], is for those that do not lie together.
-static inline lctx_stored lctx_stored_keys(const lctx_cache_args & cache, const lctx_cells & cells, bool near, int32_t cell, int n,
-                                           int32_t head, int32_t seq, int dim, float * tmp) {
+static inline lctx_stored lctx_stored_keys(const lctx_cache_args & cache, const lctx_cells & cells, bool near,
+                                           int32_t cell, int n, int32_t head, int32_t seq, int dim, float * tmp) {
     const lctx_pool_args & pool = cache.k_pool;
     if (!near) {
         return {pool.type, pool.row_size, lctx_key_row(cache, cell, head, seq), nullptr};
@@ -187,8 +193,8 @@ static inline lctx_stored lctx_stored_values(const lctx_cache_args & cache, int3
     return {cache.v_pool.type, cache.v_pool.row_size, lctx_value_row(cache, cell, head, seq), nullptr};
 }
 
-// Cut the tokens into runs of at most `most` that belong to one sequence: cut = [number of runs, first token and number of each].
-// cut: int32 [2 * n_tokens + 1]. Tokens for which seq_of is -1 are in none.
+// Cut the tokens into runs of at most `most` that belong to one sequence: cut = [number of runs, first token and number
+// of each]. cut: int32 [2 * n_tokens + 1]. Tokens for which seq_of is -1 are in none.
 template <typename F> static inline void lctx_cut_tokens(int32_t n_tokens, int32_t most, int32_t * cut, F && seq_of) {
     int32_t n = 0, last = -1;
     for (int32_t i = 0; i < n_tokens; i++) {
@@ -206,7 +212,8 @@ template <typename F> static inline void lctx_cut_tokens(int32_t n_tokens, int32
 }
 
 // Write one finished state: o / l, as values were before they were stored, and its LSE when asked for.
-static inline void lctx_write_state(const lctx_attend_args & a, int token, int head, float m, float l, const float * o) {
+static inline void lctx_write_state(const lctx_attend_args & a, int token, int head, float m, float l,
+                                    const float * o) {
     const size_t at = (size_t)token * a.n_head + head;
     const float inv = l == 0.0f ? 0.0f : 1.0f / l;
     float * dst = a.dst + at * a.head_dim_v;

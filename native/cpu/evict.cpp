@@ -21,7 +21,8 @@ struct scratch {
     static size_t size(const lctx_evict_args & a) {
         return GGML_PAD((sizeof(ranked) + 1) * (size_t)a.cache.held.n_row_max, LCTX_CACHE_LINE);
     }
-    scratch(char * base, const lctx_evict_args & a) : order((ranked *)base), keep((char *)(order + a.cache.held.n_row_max)) {}
+    scratch(char * base, const lctx_evict_args & a)
+        : order((ranked *)base), keep((char *)(order + a.cache.held.n_row_max)) {}
 };
 
 // Keep the best of cells [0, n) by score, n_best of them; of equals the newer one.
@@ -29,15 +30,17 @@ void keep_best(const lctx_held & held, lctx_score kind, int32_t n, int32_t n_bes
     for (int32_t cell = 0; cell < n; cell++) {
         w.order[cell] = {lctx_held::rank(kind, held.scores()[cell]), cell};
     }
-    std::nth_element(w.order, w.order + n_best, w.order + n,
-                     [](const ranked & a, const ranked & b) { return a.rank != b.rank ? a.rank > b.rank : a.cell > b.cell; });
+    std::nth_element(w.order, w.order + n_best, w.order + n, [](const ranked & a, const ranked & b) {
+        return a.rank != b.rank ? a.rank > b.rank : a.cell > b.cell;
+    });
     for (int32_t i = 0; i < n_best; i++) {
         w.keep[w.order[i].cell] = 1;
     }
 }
 
 // Decide which of n_held rows stay after row p, at most `budget` of them if the rule has one.
-void decide(const lctx_evict_params & params, const lctx_held & held, int32_t n_held, int32_t p, int32_t budget, const scratch & w) {
+void decide(const lctx_evict_params & params, const lctx_held & held, int32_t n_held, int32_t p, int32_t budget,
+            const scratch & w) {
     const lctx_retain & r = params.retain;
     const int32_t n_old = std::min(held.cell(r.first_safe(p, params.chunk_size)), n_held);
     std::fill_n(w.keep, n_held, 1);
@@ -55,7 +58,8 @@ void decide(const lctx_evict_params & params, const lctx_held & held, int32_t n_
 }
 
 // A chunk whose last row was evicted is no longer a candidate.
-void forget_chunks(const lctx_evict_args & a, const lctx_held & held, int32_t n_held, int32_t head_kv, int32_t seq, const scratch & w) {
+void forget_chunks(const lctx_evict_args & a, const lctx_held & held, int32_t n_held, int32_t head_kv, int32_t seq,
+                   const scratch & w) {
     const int32_t size = a.params.chunk_size;
     for (int32_t cell = 0; cell < n_held;) {
         const int32_t chunk = held.rows()[cell] / size;
@@ -64,15 +68,16 @@ void forget_chunks(const lctx_evict_args & a, const lctx_held & held, int32_t n_
             is_left = is_left || w.keep[cell];
         }
         for (int32_t i = 0; !is_left && i < a.n_summary; i++) {
-            char * summary =
-                a.summaries + chunk * a.summary_stride + (head_kv * a.n_summary + i) * a.summary_head_stride + seq * a.summary_seq_stride;
+            char * summary = a.summaries + chunk * a.summary_stride +
+                             (head_kv * a.n_summary + i) * a.summary_head_stride + seq * a.summary_seq_stride;
             memset(summary, 0xff, a.summary_stride);  // NaN as floats, as halves, and as scales of blocks
         }
     }
 }
 
 // Move the rows that stay up; returns how many they are.
-int32_t compact(const lctx_evict_args & a, const lctx_held & held, int32_t n_held, int32_t head_kv, int32_t seq, const scratch & w) {
+int32_t compact(const lctx_evict_args & a, const lctx_held & held, int32_t n_held, int32_t head_kv, int32_t seq,
+                const scratch & w) {
     const lctx_index_rows rows = {a.cache, head_kv, seq};
     int32_t to = 0;
     for (int32_t from = 0; from < n_held; from++) {
@@ -80,9 +85,11 @@ int32_t compact(const lctx_evict_args & a, const lctx_held & held, int32_t n_hel
             continue;
         }
         if (to != from) {
-            memcpy(lctx_key_row(a.cache, to, head_kv, seq), lctx_key_row(a.cache, from, head_kv, seq), a.cache.k_pool.row_size);
+            memcpy(lctx_key_row(a.cache, to, head_kv, seq), lctx_key_row(a.cache, from, head_kv, seq),
+                   a.cache.k_pool.row_size);
             if (!lctx_values_in_keys(a.cache)) {
-                memcpy(lctx_value_row(a.cache, to, head_kv, seq), lctx_value_row(a.cache, from, head_kv, seq), a.cache.v_pool.row_size);
+                memcpy(lctx_value_row(a.cache, to, head_kv, seq), lctx_value_row(a.cache, from, head_kv, seq),
+                       a.cache.v_pool.row_size);
             }
             if (a.cache.index.data) {
                 constexpr int32_t GROUP = lctx_index_shape::GROUP;

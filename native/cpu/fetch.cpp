@@ -42,7 +42,8 @@ void mark(const head & h) {
     const int n_choice = a.n_choice / a.n_head_kv, n_run = a.params.n_run, n_given = a.params.tiles.n_given;
     std::fill_n(h.wanted, a.n_key(), NOT);
     for (int64_t list = 0; list < (int64_t)choices.n_alone() * n_choice; list++) {
-        const lctx_segment * segs = choices.alone((int32_t)(list / n_choice), (int32_t)(h.index * n_choice + list % n_choice));
+        const lctx_segment * segs =
+            choices.alone((int32_t)(list / n_choice), (int32_t)(h.index * n_choice + list % n_choice));
         for (int i = 0; i < a.n_seg; i++) {
             mark(h, segs[i], i < n_run);
         }
@@ -63,7 +64,8 @@ void find(const head & h) {
     const int of_page = h.a.of_page();
     for (int frame = 0; frame < h.r.n_staged; frame++) {
         const int32_t key = h.r.keys()[frame];
-        if (key < 0 || h.wanted[key] == NOT || (h.wanted[key] == WITH_PAGE && !h.r.has_page(frame - frame % of_page, of_page))) {
+        if (key < 0 || h.wanted[key] == NOT ||
+            (h.wanted[key] == WITH_PAGE && !h.r.has_page(frame - frame % of_page, of_page))) {
             continue;
         }
         h.wanted[key] = NOT;

@@ -1,5 +1,6 @@
 // Few columns (decode): the stored rows are converted in registers and multiplied with up to four columns at once.
-// The time is spent on reading K and V, so nothing is unpacked to memory, and the rows of the next block are prefetched at the same time.
+// The time is spent on reading K and V, so nothing is unpacked to memory, and the rows of the next block are prefetched
+// at the same time.
 #pragma once
 
 #include "kernels.h"
@@ -52,10 +53,11 @@ static inline lctx_stored lctx_prefetched_once(const lctx_stored & rows, int col
 }
 
 // s[column][key] = k_key . q_column for N columns.
-template <typename R, int N> static LCTX_KERNEL void lctx_few_scores_n(const lctx_stored & k, int n, const float * q, int dim, float * s) {
+template <typename R, int N>
+static LCTX_KERNEL void lctx_few_scores_n(const lctx_stored & k, int n, const float * q, int dim, float * s) {
     constexpr int KEYS = LCTX_VL / N;  // keys at a time: N * KEYS sums fill one vector
-    // Whole lines that are prefetched before every vector: all at once they would fill the buffers for lines that are under way, and
-    // the products would wait.
+    // Whole lines that are prefetched before every vector: all at once they would fill the buffers for lines that are
+    // under way, and the products would wait.
     const size_t step = GGML_PAD(KEYS * k.row_size * LCTX_VL / dim, 64);
     for (int i = 0; i < n; i += KEYS) {
         const char * row[KEYS];
@@ -164,9 +166,11 @@ static inline void lctx_few_weigh_all(const lctx_stored & v, int n, const float 
     }
 }
 
-// s[column][key], [n_col rounded up by lctx_few_step][LCTX_BLOCK]: k_key . q_column. The type of k is one of lctx_with_rows.
-// q: [n_col rounded up][dim]; scores of keys beyond n are undefined. turned: sums have the order of many columns.
-static inline void lctx_few_scores(const lctx_stored & k, int n, const float * q, int n_col, int dim, float * s, bool turned = false) {
+// s[column][key], [n_col rounded up by lctx_few_step][LCTX_BLOCK]: k_key . q_column. The type of k is one of
+// lctx_with_rows. q: [n_col rounded up][dim]; scores of keys beyond n are undefined. turned: sums have the order of
+// many columns.
+static inline void lctx_few_scores(const lctx_stored & k, int n, const float * q, int n_col, int dim, float * s,
+                                   bool turned = false) {
     lctx_with_rows(k.type, [&](auto rows) {
         using R = decltype(rows);
         for (int c = 0; c < n_col; c += lctx_few_step(n_col - c)) {
@@ -174,16 +178,25 @@ static inline void lctx_few_scores(const lctx_stored & k, int n, const float * q
             const float * qc = q + (size_t)c * dim;
             float * sc = s + (size_t)c * LCTX_BLOCK;
             switch (lctx_few_step(n_col - c)) {
-                case 1:  turned ? lctx_few_scores_turned<R, 1>(kc, n, qc, dim, sc) : lctx_few_scores_n<R, 1>(kc, n, qc, dim, sc); break;
-                case 2:  turned ? lctx_few_scores_turned<R, 2>(kc, n, qc, dim, sc) : lctx_few_scores_n<R, 2>(kc, n, qc, dim, sc); break;
-                default: turned ? lctx_few_scores_turned<R, 4>(kc, n, qc, dim, sc) : lctx_few_scores_n<R, 4>(kc, n, qc, dim, sc);
+                case 1:
+                    turned ? lctx_few_scores_turned<R, 1>(kc, n, qc, dim, sc)
+                           : lctx_few_scores_n<R, 1>(kc, n, qc, dim, sc);
+                    break;
+                case 2:
+                    turned ? lctx_few_scores_turned<R, 2>(kc, n, qc, dim, sc)
+                           : lctx_few_scores_n<R, 2>(kc, n, qc, dim, sc);
+                    break;
+                default:
+                    turned ? lctx_few_scores_turned<R, 4>(kc, n, qc, dim, sc)
+                           : lctx_few_scores_n<R, 4>(kc, n, qc, dim, sc);
             }
         }
     });
 }
 
 // o.at(column)[dim] += sum over keys of p[column][key] v_key. O: lctx_rows_in_order or lctx_rows_anywhere.
-template <typename O> static inline void lctx_few_weigh(const lctx_stored & v, int n, const float * p, int n_col, int dim, const O & o) {
+template <typename O>
+static inline void lctx_few_weigh(const lctx_stored & v, int n, const float * p, int n_col, int dim, const O & o) {
     lctx_with_rows(v.type, [&](auto rows) {
         using R = decltype(rows);
         for (int c = 0; c < n_col; c += lctx_few_step(n_col - c)) {

@@ -67,9 +67,9 @@ struct lctx_rows_anywhere {
 };
 
 // Register tile: rows [row, row + RM) and columns [column, column + RN*VL) of C (+)= A * B.
-template <int RM, int RN, typename T, typename C> static LCTX_KERNEL void lctx_gemm_tile(int k_dim, const T * a, int64_t a_row,
-                                                                                         int64_t a_col, const T * b, int64_t b_row, C c,
-                                                                                         int row, int column, bool add) {
+template <int RM, int RN, typename T, typename C>
+static LCTX_KERNEL void lctx_gemm_tile(int k_dim, const T * a, int64_t a_row, int64_t a_col, const T * b, int64_t b_row,
+                                       C c, int row, int column, bool add) {
     lctx_vf acc[RM][RN];
     for (int i = 0; i < RM; i++) {
         for (int j = 0; j < RN; j++) {
@@ -95,9 +95,12 @@ template <int RM, int RN, typename T, typename C> static LCTX_KERNEL void lctx_g
     }
 }
 
-template <int RN, typename T, typename C> static inline void lctx_gemm_columns(int m, int k_dim, const T * a, int64_t a_row, int64_t a_col,
-                                                                               const T * b, int64_t b_row, C c, int column, bool add) {
-    constexpr int RM = LCTX_VL == 16 ? 8 : 6;  // accumulators: 16 of 32 registers, or 12 of 16; one panel of B stays in the first cache
+template <int RN, typename T, typename C>
+static inline void lctx_gemm_columns(int m, int k_dim, const T * a, int64_t a_row, int64_t a_col, const T * b,
+                                     int64_t b_row, C c, int column, bool add) {
+    constexpr int RM =
+        LCTX_VL == 16 ? 8
+                      : 6;  // accumulators: 16 of 32 registers, or 12 of 16; one panel of B stays in the first cache
     int i = 0;
     for (; i + RM <= m; i += RM) {
         lctx_gemm_tile<RM, RN>(k_dim, a, a_row, a_col, b, b_row, c, i, column, add);
@@ -111,8 +114,9 @@ template <int RN, typename T, typename C> static inline void lctx_gemm_columns(i
 }
 
 // C[m][n] (+)= A[m][k_dim] * B[k_dim][n]; n is a multiple of LCTX_VL; element (i, k) of A is a[i*a_row + k*a_col].
-template <typename T, typename C> static inline void lctx_gemm(int m, int n, int k_dim, const T * a, int64_t a_row, int64_t a_col,
-                                                               const T * b, int64_t b_row, C c, bool add) {
+template <typename T, typename C> static inline void lctx_gemm(int m, int n, int k_dim, const T * a, int64_t a_row,
+                                                               int64_t a_col, const T * b, int64_t b_row, C c,
+                                                               bool add) {
     constexpr int RN = 2;
     int j = 0;
     for (; j + RN * LCTX_VL <= n; j += RN * LCTX_VL) {
@@ -123,7 +127,7 @@ template <typename T, typename C> static inline void lctx_gemm(int m, int n, int
     }
 }
 
-template <typename T> static inline void lctx_gemm(int m, int n, int k_dim, const T * a, int64_t a_row, int64_t a_col, const T * b,
-                                                   int64_t b_row, float * c, int64_t c_row, bool add) {
+template <typename T> static inline void lctx_gemm(int m, int n, int k_dim, const T * a, int64_t a_row, int64_t a_col,
+                                                   const T * b, int64_t b_row, float * c, int64_t c_row, bool add) {
     lctx_gemm(m, n, k_dim, a, a_row, a_col, b, b_row, lctx_rows_in_order{c, c_row}, add);
 }

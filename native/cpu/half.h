@@ -20,7 +20,8 @@ static inline float lctx_from_half(ggml_fp16_t h) {
 #endif
 }
 
-// The half next to x that is not below (up > 0) or not above it (up < 0); up = 0: the nearest. What is too large becomes the largest.
+// The half next to x that is not below (up > 0) or not above it (up < 0); up = 0: the nearest. What is too large
+// becomes the largest.
 static inline ggml_fp16_t lctx_to_half(float x, int up) {
     if (x != x) {
         return LCTX_HALF_NAN;

@@ -16,7 +16,8 @@ struct scratch {
     static size_t size(const lctx_index_args & a) {
         return GGML_PAD(2 * n_pad(a) * sizeof(float) + std::max(n_pad(a), a.index.n_channel()), LCTX_CACHE_LINE);
     }
-    scratch(char * base, const lctx_index_args & a) : key((float *)base), level(key + n_pad(a)), code((uint8_t *)(level + n_pad(a))) {
+    scratch(char * base, const lctx_index_args & a)
+        : key((float *)base), level(key + n_pad(a)), code((uint8_t *)(level + n_pad(a))) {
         std::fill(key + a.index.head_dim, key + n_pad(a), 0.0f);
     }
 };
@@ -27,14 +28,15 @@ void index_row(const lctx_index_args & a, const lctx_row & at, int32_t head, con
     if (!cells.all() && cells.row(cell) != at.row) {
         return;  // it has left
     }
-    lctx_unpack_rows(a.cache.k_pool.type, lctx_key_row(a.cache, cell, head, at.seq), a.cache.k_pool.row_size, 1, a.index.head_dim, w.key,
-                     a.index.head_dim);
+    lctx_unpack_rows(a.cache.k_pool.type, lctx_key_row(a.cache, cell, head, at.seq), a.cache.k_pool.row_size, 1,
+                     a.index.head_dim, w.key, a.index.head_dim);
     if (a.hadamard_k != a.index.hadamard()) {
         lctx_transform(w.key, a.index.head_dim, a.hadamard_k);
         lctx_transform(w.key, a.index.head_dim, a.index.hadamard());
     }
     const lctx_index_rows rows = {a.cache, head, at.seq};
-    lctx_index_put(a.index, w.key, scratch::n_pad(a), cell % a.index.GROUP, rows.group(cell / a.index.GROUP), w.level, w.code);
+    lctx_index_put(a.index, w.key, scratch::n_pad(a), cell % a.index.GROUP, rows.group(cell / a.index.GROUP), w.level,
+                   w.code);
 }
 
 }  // namespace

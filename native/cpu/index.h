@@ -1,7 +1,7 @@
 // The index of keys (../ops/index.h): rows of it, and the products of *select*.
 //
-// A query becomes signed bytes with one scale. A product is exact in integers: codes become unsigned bytes, level + most(), and what that
-// adds is most() times the sum of the query's bytes.
+// A query becomes signed bytes with one scale. A product is exact in integers: codes become unsigned bytes, level +
+// most(), and what that adds is most() times the sum of the query's bytes.
 #pragma once
 
 #include "../ops/cache.h"
@@ -13,8 +13,10 @@
 
 // ---- rows ----
 
-// Levels of n channels by one threshold; returns the scale of least error for them. key, level: n_pad floats, zeros after the channels.
-static inline float lctx_index_pass(const float * key, int32_t n, int32_t n_pad, float border, float small, float large, float * level) {
+// Levels of n channels by one threshold; returns the scale of least error for them. key, level: n_pad floats, zeros
+// after the channels.
+static inline float lctx_index_pass(const float * key, int32_t n, int32_t n_pad, float border, float small, float large,
+                                    float * level) {
     lctx_vf product{}, square{};
     for (int32_t d = 0; d < n_pad; d += LCTX_VL) {
         const lctx_vf x = lctx_vload(key + d), size = lctx_vmax(x, -x) > border ? lctx_vset(large) : lctx_vset(small);
@@ -25,8 +27,8 @@ static inline float lctx_index_pass(const float * key, int32_t n, int32_t n_pad,
     return lctx_vsum(product) / (lctx_vsum(square) - (float)(n_pad - n) * small * small);
 }
 
-// Levels of a key, as floats: with one bit its signs, with two thresholds where a normal distribution has them, then where the scale of
-// least error puts them. Returns that scale. key, level: n_pad floats, zeros from head_dim on.
+// Levels of a key, as floats: with one bit its signs, with two thresholds where a normal distribution has them, then
+// where the scale of least error puts them. Returns that scale. key, level: n_pad floats, zeros from head_dim on.
 static inline float lctx_index_levels(const lctx_index_shape & shape, const float * key, int32_t n_pad, float * level) {
     constexpr float BORDER = 0.9816f, MIDDLE = 6.5f;  // of the deviation (Max 1960); between the levels
     if (shape.bits == 1) {
@@ -37,16 +39,17 @@ static inline float lctx_index_levels(const lctx_index_shape & shape, const floa
     return lctx_index_pass(key, shape.head_dim, n_pad, MIDDLE * scale, 3.0f, 10.0f, level);
 }
 
-// Write a transformed key as row `lane` of a group. key: n_pad floats, zeros from head_dim on; level: n_pad floats, code: n_pad bytes, and
-// n_channel at least.
-static inline void lctx_index_put(const lctx_index_shape & shape, const float * key, int32_t n_pad, int32_t lane, char * group,
-                                  float * level, uint8_t * code) {
+// Write a transformed key as row `lane` of a group. key: n_pad floats, zeros from head_dim on; level: n_pad floats,
+// code: n_pad bytes, and n_channel at least.
+static inline void lctx_index_put(const lctx_index_shape & shape, const float * key, int32_t n_pad, int32_t lane,
+                                  char * group, float * level, uint8_t * code) {
     const ggml_fp16_t scale = lctx_to_half(lctx_index_levels(shape, key, n_pad, level), 0);
     memcpy(group + shape.scale_at(lane), &scale, sizeof(scale));
     const float least = shape.bits == 1 ? 0.0f : -10.0f;
     for (int32_t d = 0; d < n_pad; d += LCTX_VL) {
         const lctx_vf l = lctx_vload(level + d);
-        const lctx_vi c = shape.bits == 1 ? -(lctx_vi)(l > least) : -(lctx_vi)(l > least) - (lctx_vi)(l > 0.0f) - (lctx_vi)(l > 3.0f);
+        const lctx_vi c =
+            shape.bits == 1 ? -(lctx_vi)(l > least) : -(lctx_vi)(l > least) - (lctx_vi)(l > 0.0f) - (lctx_vi)(l > 3.0f);
         const lctx_vb bytes = __builtin_convertvector(c, lctx_vb);
         memcpy(code + d, &bytes, sizeof(bytes));
     }
@@ -63,7 +66,8 @@ static inline void lctx_index_put(const lctx_index_shape & shape, const float * 
 }
 
 // Row `from` of a group over row `to` of another.
-static inline void lctx_index_move(const lctx_index_shape & shape, const char * from_group, int32_t from, char * to_group, int32_t to) {
+static inline void lctx_index_move(const lctx_index_shape & shape, const char * from_group, int32_t from,
+                                   char * to_group, int32_t to) {
     memcpy(to_group + shape.scale_at(to), from_group + shape.scale_at(from), shape.SCALE);
     for (int32_t word = 0; word < shape.n_code() / shape.WORD; word++) {
         memcpy(to_group + shape.word_at(word, to), from_group + shape.word_at(word, from), shape.WORD);
@@ -78,8 +82,10 @@ struct lctx_index_query {
     int32_t start;  // added to a product of codes
 };
 
-// q: a rotated query, transformed as keys are, [head_dim]; bytes: [n_channel]. A query that is not finite makes every score NaN.
-static inline lctx_index_query lctx_index_round(const lctx_index_shape & shape, const float * q, float attention_scale, int8_t * bytes) {
+// q: a rotated query, transformed as keys are, [head_dim]; bytes: [n_channel]. A query that is not finite makes every
+// score NaN.
+static inline lctx_index_query lctx_index_round(const lctx_index_shape & shape, const float * q, float attention_scale,
+                                                int8_t * bytes) {
     const int32_t dim = shape.head_dim, whole = dim / LCTX_VL * LCTX_VL;
     lctx_scale scale = lctx_scale_of(q, whole);
     float most = scale.inverse > 0.0f ? 127.0f / scale.inverse : 0.0f, zero = scale.scale * 0.0f;
@@ -160,9 +166,9 @@ static inline lctx_vi lctx_vset_word(const int8_t * p) {
 }
 
 // Scores of the 16 rows of a group for N queries: s[query][row], rows of s `step` apart. bytes: [N][n_channel].
-template <int BITS, int N> static LCTX_KERNEL void lctx_index_scores_n(const lctx_index_shape & shape, const char * group,
-                                                                       const int8_t * bytes, const lctx_index_query * query, float * s,
-                                                                       int64_t step) {
+template <int BITS, int N>
+static LCTX_KERNEL void lctx_index_scores_n(const lctx_index_shape & shape, const char * group, const int8_t * bytes,
+                                            const lctx_index_query * query, float * s, int64_t step) {
     constexpr int PER_BYTE = 8 / BITS;
     constexpr int32_t MASK = BITS == 1 ? 0x01010101 : 0x03030303;
     const int32_t n_code = shape.n_code(), n_channel = shape.n_channel();
@@ -176,7 +182,8 @@ template <int BITS, int N> static LCTX_KERNEL void lctx_index_scores_n(const lct
             for (int part = 0; part < PER_BYTE; part++, codes >>= BITS) {
                 const lctx_vi levels = lctx_index_levels_of<BITS>(codes & MASK);
                 for (int c = 0; c < N; c++) {
-                    sum[c] = lctx_vdot_small(sum[c], levels, lctx_vset_word(bytes + (size_t)c * n_channel + part * n_code + at));
+                    sum[c] = lctx_vdot_small(sum[c], levels,
+                                             lctx_vset_word(bytes + (size_t)c * n_channel + part * n_code + at));
                 }
             }
         }
@@ -187,8 +194,9 @@ template <int BITS, int N> static LCTX_KERNEL void lctx_index_scores_n(const lct
     }
 }
 
-template <int BITS> static inline void lctx_index_few(const lctx_index_shape & shape, const char * group, const int8_t * bytes,
-                                                      const lctx_index_query * query, int n, float * s, int64_t step) {
+template <int BITS> static inline void lctx_index_few(const lctx_index_shape & shape, const char * group,
+                                                      const int8_t * bytes, const lctx_index_query * query, int n,
+                                                      float * s, int64_t step) {
     for (int c = 0; c < n; c += lctx_few_step(n - c)) {
         const int8_t * b = bytes + (size_t)c * shape.n_channel();
         switch (lctx_few_step(n - c)) {
@@ -200,7 +208,8 @@ template <int BITS> static inline void lctx_index_few(const lctx_index_shape & s
 }
 
 // The levels of a group as unsigned bytes: words[word][row], n_channel / 4 words.
-template <int BITS> static inline void lctx_index_unpack(const lctx_index_shape & shape, const char * group, int32_t * words) {
+template <int BITS>
+static inline void lctx_index_unpack(const lctx_index_shape & shape, const char * group, int32_t * words) {
     constexpr int PER_BYTE = 8 / BITS, GROUP = lctx_index_shape::GROUP;
     constexpr int32_t MASK = BITS == 1 ? 0x01010101 : 0x03030303;
     const int32_t n_word = shape.n_code() / lctx_index_shape::WORD;
@@ -224,7 +233,8 @@ struct lctx_index_columns {
 };
 
 // s[row][column] of RM rows from `row` on and RN vectors of columns from `first` on. keys: lctx_index_unpack.
-template <int RM, int RN> static LCTX_KERNEL void lctx_index_tile(const int32_t * keys, int32_t n_word, int row, const float * key_scales,
+template <int RM, int RN> static LCTX_KERNEL void lctx_index_tile(const int32_t * keys, int32_t n_word, int row,
+                                                                  const float * key_scales,
                                                                   const lctx_index_columns & q, int first, float * s) {
     constexpr int GROUP = lctx_index_shape::GROUP;
     lctx_vi sum[RM][RN];
@@ -276,8 +286,8 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_index_tile(const int32_t 
 }
 
 // s[row][column], [16][n_pad]; keys: room for 16 * n_channel / 4 words.
-template <int BITS> static inline void lctx_index_many(const lctx_index_shape & shape, const char * group, const lctx_index_columns & q,
-                                                       int32_t * keys, float * s) {
+template <int BITS> static inline void lctx_index_many(const lctx_index_shape & shape, const char * group,
+                                                       const lctx_index_columns & q, int32_t * keys, float * s) {
     constexpr int GROUP = lctx_index_shape::GROUP, RM = LCTX_VL == 16 ? 8 : LCTX_HAS_SHORT_SUMS ? 2 : 4;
     const int32_t n_word = shape.n_channel() / lctx_index_shape::WORD;
     float scales[GROUP];

@@ -1,6 +1,7 @@
-// Scores of prompts by integers, where the CPU multiplies them faster than floats: keys that are stored in 8 bits or fewer as they are,
-// queries rounded for every 32 channels. Sums are exact within 32 channels, and floats beyond.
-// 32 channels of a column and a key take 32 products in f32, 16 in bf16 (pairs.h), and here 3 instructions for the scales and
+// Scores of prompts by integers, where the CPU multiplies them faster than floats: keys that are stored in 8 bits or
+// fewer as they are, queries rounded for every 32 channels. Sums are exact within 32 channels, and floats beyond. 32
+// channels of a column and a key take 32 products in f32, 16 in bf16 (pairs.h), and here 3 instructions for the scales
+// and
 //   with VNNI        8 products of four bytes; queries have 8 bits, as in llama.cpp
 //   with AVX2 alone  16 products of two words and 16 sums, which other ports execute in parallel; queries have 16 bits
 #pragma once
@@ -56,7 +57,8 @@ struct lctx_query_integers {
           n_group(c.dim / LCTX_KEY_GROUP) {}
 };
 
-// LCTX_VL columns of one group. The rows of a step become one of integers, which takes the place of rows that were read.
+// LCTX_VL columns of one group. The rows of a step become one of integers, which takes the place of rows that were
+// read.
 static inline void lctx_round_group(const lctx_query_integers & to, const float * q, int group, int first) {
     lctx_vf top{}, zero{};
     const float * rows = q + (size_t)group * LCTX_KEY_GROUP * to.n_pad + first;
@@ -70,7 +72,8 @@ static inline void lctx_round_group(const lctx_query_integers & to, const float 
     for (int i = 0; i < LCTX_KEY_GROUP; i += LCTX_KEY_STEP) {
         lctx_vi step{};
         for (int j = 0; j < LCTX_KEY_STEP; j++) {
-            const lctx_vf shifted = lctx_vload(rows + (size_t)(i + j) * to.n_pad) * inverse + 12582912.0f;  // as in round.h
+            const lctx_vf shifted =
+                lctx_vload(rows + (size_t)(i + j) * to.n_pad) * inverse + 12582912.0f;  // as in round.h
             const lctx_vi rounded = (lctx_vi)shifted - 0x4b400000;
             total += rounded;
             step |= (rounded & ((1 << LCTX_KEY_BITS) - 1)) << (LCTX_KEY_BITS * j);
@@ -113,8 +116,8 @@ static inline float lctx_key_bytes(const lctx_float_group & b, int8_t * to) {
 }
 
 // integers: [n][dim], scales: [n][dim / GROUP]
-template <typename B>
-static inline void lctx_fill_keys(const lctx_stored & rows, int n, int n_group, lctx_key_integer * integers, float * scales) {
+template <typename B> static inline void lctx_fill_keys(const lctx_stored & rows, int n, int n_group,
+                                                        lctx_key_integer * integers, float * scales) {
     for (int i = 0; i < n; i++) {
         const B * groups = (const B *)(rows.data + i * rows.row_size);
         for (int g = 0; g < n_group; g++, integers += LCTX_KEY_GROUP) {
@@ -159,7 +162,8 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_i
         for (int j = 0; j < RN; j++) {
             const lctx_vf scale = lctx_vload(q.scales + g * q.n_pad + first + j * LCTX_VL);
             for (int i = 0; i < RM; i++) {
-                sums[i][j] += __builtin_convertvector(part[i][j], lctx_vf) * scale * lctx_vset(k_scales[i * q.n_group + g]);
+                sums[i][j] +=
+                    __builtin_convertvector(part[i][j], lctx_vf) * scale * lctx_vset(k_scales[i * q.n_group + g]);
             }
         }
     }
@@ -171,9 +175,12 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_i
 }
 
 // `beside(key, n)` is called after the products of keys [key, key + n).
-template <int RN, typename F> static inline void lctx_key_columns(int n, const lctx_key_integer * k, const float * k_scales,
-                                                                  const lctx_query_integers & q, int first, float * s, F && beside) {
-    constexpr int RM = LCTX_VL == 16 ? 6 : 4;  // 24 of 32 registers; of 16, sums wait in memory while the integers of a group are added
+template <int RN, typename F> static inline void lctx_key_columns(int n, const lctx_key_integer * k,
+                                                                  const float * k_scales, const lctx_query_integers & q,
+                                                                  int first, float * s, F && beside) {
+    constexpr int RM =
+        LCTX_VL == 16 ? 6
+                      : 4;  // 24 of 32 registers; of 16, sums wait in memory while the integers of a group are added
     int i = 0;
     for (; i + RM <= n; i += RM) {
         lctx_key_tile<RM, RN>(k + i * q.n_group * LCTX_KEY_GROUP, k_scales + i * q.n_group, q, first, s + i * q.n_pad);
@@ -188,8 +195,9 @@ template <int RN, typename F> static inline void lctx_key_columns(int n, const l
 // s[key][column] of n keys; queries were rounded. `beside(key, n)` is called once for every key, n keys at a time.
 //   integers  [n][dim], over the floats of keys that were gathered
 //   scales    [n][dim / GROUP]
-template <typename F> static LCTX_ALONE void lctx_integer_scores(const lctx_columns & columns, const lctx_stored & rows, int n,
-                                                                 lctx_key_integer * integers, float * scales, float * s, F && beside) {
+template <typename F> static LCTX_ALONE void lctx_integer_scores(const lctx_columns & columns, const lctx_stored & rows,
+                                                                 int n, lctx_key_integer * integers, float * scales,
+                                                                 float * s, F && beside) {
     const lctx_query_integers q(columns);
     switch (rows.type) {
         case GGML_TYPE_Q8_0: lctx_fill_keys<block_q8_0>(rows, n, q.n_group, integers, scales); break;

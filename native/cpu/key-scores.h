@@ -1,12 +1,15 @@
-// Scores of chunks by their keys in few bits: the log of the sum over the rows of a chunk of exp(scale * q . key), to the base 2.
+// Scores of chunks by their keys in few bits: the log of the sum over the rows of a chunk of exp(scale * q . key), to
+// the base 2.
 //
-// Rows are scored in groups of 16. If a chunk does not fill its groups because rows were evicted, the others of a group count as nothing.
-// The sum over a group has the same order for any number of columns, so a choice does not depend on which other columns are scored.
+// Rows are scored in groups of 16. If a chunk does not fill its groups because rows were evicted, the others of a group
+// count as nothing. The sum over a group has the same order for any number of columns, so a choice does not depend on
+// which other columns are scored.
 #pragma once
 
 #include "scores.h"
 
-// The queries of the columns, rounded: where there are few, bytes [column][n_channel]; else words [n_channel / 4][n_pad].
+// The queries of the columns, rounded: where there are few, bytes [column][n_channel]; else words [n_channel /
+// 4][n_pad].
 struct lctx_key_columns {
     const lctx_select_args & a;
     const lctx_select_scratch & w;
@@ -17,7 +20,8 @@ struct lctx_key_columns {
     lctx_index_query * query;  // [n_pad], few
     lctx_index_columns many;
 
-    lctx_key_columns(const lctx_select_args & a, const lctx_select_tile & t, int segment, const lctx_select_scratch & w, bool few)
+    lctx_key_columns(const lctx_select_args & a, const lctx_select_tile & t, int segment, const lctx_select_scratch & w,
+                     bool few)
         : a(a), w(w), few(few), n(t.n_column()), n_pad(padded(n)) {
         const int32_t n_channel = a.index.n_channel(), n_word = n_channel / lctx_index_shape::WORD;
         int32_t * words = (int32_t *)w.queries;
@@ -190,22 +194,25 @@ template <typename F> static inline void lctx_each_group(const lctx_chunk_cells 
     }
 }
 
-static inline void lctx_score_keys(const lctx_select_args & a, const lctx_select_tile & t, int slot, const lctx_chunk_range & r, float * s,
-                                   const lctx_select_scratch & w) {
+static inline void lctx_score_keys(const lctx_select_args & a, const lctx_select_tile & t, int slot,
+                                   const lctx_chunk_range & r, float * s, const lctx_select_scratch & w) {
     const lctx_score_steps step(a, t.n_column());
     const lctx_key_columns q(a, t, a.chunks.n_run + slot, w, step.few());
     const int32_t seq = a.rows[t.first].seq, size = a.chunks.chunk_size;
     const lctx_index_rows rows = {a.cache, t.list, seq};
     const lctx_cells cells(a.cache, t.list, seq);
     lctx_group_scores scores(q, rows);
-    const auto cells_of = [&](int chunk) { return lctx_chunk_cells{cells.cell(chunk * size), cells.cell((chunk + 1) * size)}; };
+    const auto cells_of = [&](int chunk) {
+        return lctx_chunk_cells{cells.cell(chunk * size), cells.cell((chunk + 1) * size)};
+    };
     if (q.few) {
         lctx_few_keys few(q, step.of_column, s);
         for (int chunk = r.first; chunk < r.end;) {
             const int first = chunk, end = std::min(r.end, (chunk / LCTX_VL + 1) * LCTX_VL);
             few.clear();
             for (; chunk < end; chunk++) {
-                lctx_each_group(cells_of(chunk), [&](int32_t group, int lo, int hi) { few.add(chunk, scores.of(group), lo, hi); });
+                lctx_each_group(cells_of(chunk),
+                                [&](int32_t group, int lo, int hi) { few.add(chunk, scores.of(group), lo, hi); });
             }
             for (int c = 0; c < q.n; c++) {
                 const lctx_chunk_range own = lctx_chunk_range(a, t.token(c), slot).within(first, end);

@@ -1,7 +1,7 @@
 // Tiles whose tokens share a list of chunks (../ops/choices.h): attention as over any rows.
 //
-// The rows of the list are copied side by side, 64 at a time, in their own type, and every column reads all of them: no masks, no lists of
-// columns. Runs, which end at the query's own row, follow as blocks of the cache.
+// The rows of the list are copied side by side, 64 at a time, in their own type, and every column reads all of them: no
+// masks, no lists of columns. Runs, which end at the query's own row, follow as blocks of the cache.
 #pragma once
 
 #include "items.h"
@@ -26,14 +26,19 @@ struct lctx_list_scratch {
     static int dim_v(const lctx_attend_args & a) { return lctx_round_up(a.head_dim_v, LCTX_VL); }
     static size_t n_float(const lctx_attend_args & a) {
         const int n = n_column(a);
-        return n == 0
-                   ? 0
-                   : lctx_round_up((int)(lctx_block_scratch::n_float(n, a.head_dim_k, dim_v(a)) + lctx_states::n_float(n, dim_v(a))), 16);
+        return n == 0 ? 0
+                      : lctx_round_up((int)(lctx_block_scratch::n_float(n, a.head_dim_k, dim_v(a)) +
+                                            lctx_states::n_float(n, dim_v(a))),
+                                      16);
     }
-    static size_t rows_size(const lctx_pool_args & pool) { return GGML_PAD(LCTX_BLOCK * pool.row_size, LCTX_CACHE_LINE); }
+    static size_t rows_size(const lctx_pool_args & pool) {
+        return GGML_PAD(LCTX_BLOCK * pool.row_size, LCTX_CACHE_LINE);
+    }
     static size_t size(const lctx_attend_args & a) {
         const size_t n = n_column(a);
-        return n == 0 ? 0 : n_float(a) * sizeof(float) + rows_size(a.cache.k_pool) + rows_size(a.cache.v_pool) + n * sizeof(lctx_reader);
+        return n == 0 ? 0
+                      : n_float(a) * sizeof(float) + rows_size(a.cache.k_pool) + rows_size(a.cache.v_pool) +
+                            n * sizeof(lctx_reader);
     }
     lctx_list_scratch(char * base, const lctx_attend_args & a)
         : block((float *)base, n_column(a), a.head_dim_k, dim_v(a)),
@@ -128,12 +133,14 @@ class lctx_list_attention {
         }
         return n;
     }
-    static void copy(const lctx_pool_args & pool, const char * from, int n, char * to) { memcpy(to, from, n * pool.row_size); }
+    static void copy(const lctx_pool_args & pool, const char * from, int n, char * to) {
+        memcpy(to, from, n * pool.row_size);
+    }
     void attend_rows(int n) {
         const lctx_pool_args &k = a_.cache.k_pool, &v = a_.cache.v_pool;
         const char * values = lctx_values_in_keys(a_.cache) ? w_.k + (v.data - k.data) : w_.v;
-        lctx_attend_rows(a_, columns_, {k.type, k.row_size, w_.k, nullptr}, {v.type, v.row_size, values, nullptr}, n, states_, w_.block,
-                         [](float *, int, int) {});
+        lctx_attend_rows(a_, columns_, {k.type, k.row_size, w_.k, nullptr}, {v.type, v.row_size, values, nullptr}, n,
+                         states_, w_.block, [](float *, int, int) {});
     }
     // A run: each column up to its own row.
     void attend_run(int run) const {
@@ -158,7 +165,8 @@ class lctx_list_attention {
 
 static LCTX_ALONE void lctx_attend_list(const lctx_attend_args & a, int64_t job, const lctx_list_scratch & w) {
     const int n_rep = a.n_head / a.n_head_kv, heads = lctx_list_heads(a), n_group = (int)lctx_ceil_div(n_rep, heads);
-    const auto group = (int)(job % n_group), head_kv = (int)(job / n_group % a.n_head_kv), index = (int)(job / n_group / a.n_head_kv);
+    const auto group = (int)(job % n_group), head_kv = (int)(job / n_group % a.n_head_kv),
+               index = (int)(job / n_group / a.n_head_kv);
     const int head0 = group * heads;
     const lctx_tile tile(head_kv, head_kv * n_rep + head0, std::min(heads, n_rep - head0), a.choices().firsts()[index],
                          a.params.tiles.size);

@@ -1,4 +1,5 @@
-// Stored rows, queries and weights as pairs of bf16 (gemm.h): what *attend* multiplies for prompts where the CPU has such products.
+// Stored rows, queries and weights as pairs of bf16 (gemm.h): what *attend* multiplies for prompts where the CPU has
+// such products.
 //
 // Sums are floats, but factors have 8 bits. So they are for rows that are stored with no more.
 #pragma once
@@ -16,8 +17,8 @@ static inline bool lctx_in_pairs(const lctx_attend_args & a, const lctx_columns 
 }
 
 #if LCTX_HAS_PAIRS
-// Rows 2i and 2i + 1 as row i of pairs, an odd last one with zeros: [(n + 1) / 2][dim]. load(row, d) may read what pairs takes the place
-// of, from the row of the pair on.
+// Rows 2i and 2i + 1 as row i of pairs, an odd last one with zeros: [(n + 1) / 2][dim]. load(row, d) may read what
+// pairs takes the place of, from the row of the pair on.
 template <typename F> static inline void lctx_pair_up(int n, int dim, lctx_pair * pairs, F && load) {
     for (int i = 0; i < n; i += 2) {
         for (int d = 0; d < dim; d += LCTX_VL) {
@@ -34,13 +35,16 @@ static inline const lctx_pair * lctx_pair_rows(float * rows, int n, int dim) {
 }
 
 // f(row, d): the floats [d, d + LCTX_VL) of a stored row. tmp, [n][dim], is for types that vectors cannot read.
-template <typename F> static inline void lctx_each_vector(const lctx_stored & stored, int n, int dim, float * tmp, F && f) {
+template <typename F>
+static inline void lctx_each_vector(const lctx_stored & stored, int n, int dim, float * tmp, F && f) {
     const lctx_stored readable = lctx_readable(stored, n, dim, tmp);
-    lctx_with_rows(readable.type,
-                   [&](auto rows) { f([&](int row, int d) { return rows.load(readable.data + row * readable.row_size, d); }); });
+    lctx_with_rows(readable.type, [&](auto rows) {
+        f([&](int row, int d) { return rows.load(readable.data + row * readable.row_size, d); });
+    });
 }
 
-// Keys as pairs of neighboring dimensions: [n][step]. In place when they are stored as bf16, else in tmp, [n][dim] floats.
+// Keys as pairs of neighboring dimensions: [n][step]. In place when they are stored as bf16, else in tmp, [n][dim]
+// floats.
 static inline const lctx_pair * lctx_pair_keys(const lctx_stored & k, int n, int dim, float * tmp, int64_t * step) {
     if (k.type == GGML_TYPE_BF16) {
         *step = (int64_t)(k.row_size / sizeof(lctx_pair));

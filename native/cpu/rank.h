@@ -1,7 +1,7 @@
 // The best of scored candidates.
 //
-// Scores become integers that compare as they do. The n-th best is found by bisection: every step counts the candidates that reach a
-// value. So the time does not depend on how many are wanted.
+// Scores become integers that compare as they do. The n-th best is found by bisection: every step counts the candidates
+// that reach a value. So the time does not depend on how many are wanted.
 #pragma once
 
 #include "vec.h"
@@ -59,9 +59,10 @@ static inline uint32_t lctx_threshold(const uint32_t * keys, int n, int n_best) 
     return low;
 }
 
-// The n_best best of candidates [first, end), ascending in `best`; among those that only reach the threshold, the first.
-// keys: room for all.
-static inline void lctx_take_best(const float * scores, int first, int end, int n_best, uint32_t * keys, int32_t * best) {
+// The n_best best of candidates [first, end), ascending in `best`; among those that only reach the threshold, the
+// first. keys: room for all.
+static inline void lctx_take_best(const float * scores, int first, int end, int n_best, uint32_t * keys,
+                                  int32_t * best) {
     const int n = lctx_n_key(end - first);
     for (int i = first; i < end; i++) {
         keys[i - first] = lctx_key_of(scores[i]);

@@ -8,7 +8,8 @@
 
 // dst[0..dim) = src rotated; cs holds (cos, sin) of the n_dims/2 pairs; dimensions from n_dims on are copied.
 // NORM pairs (2i, 2i+1); NEOX pairs (i, i + n_dims/2). dst and src must not overlap.
-static inline void lctx_rotate_row(const float * src, float * dst, int32_t dim, const float * cs, int32_t n_dims, int32_t mode) {
+static inline void lctx_rotate_row(const float * src, float * dst, int32_t dim, const float * cs, int32_t n_dims,
+                                   int32_t mode) {
     const int32_t half = n_dims / 2;
     if (mode == GGML_ROPE_TYPE_NEOX) {
         for (int32_t i = 0; i < half; i++) {

@@ -26,7 +26,8 @@ static inline lctx_scale lctx_scale_of(const float * values, int n) {
 static inline float lctx_round(const float * values, int n, float inverse, int8_t * bytes) {
     lctx_vi total{};
     for (int i = 0; i < n; i += LCTX_VL) {
-        const lctx_vf shifted = lctx_vload(values + i) * inverse + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+        const lctx_vf shifted =
+            lctx_vload(values + i) * inverse + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
         lctx_vi rounded;
         memcpy(&rounded, &shifted, sizeof(rounded));
         rounded -= 0x4b400000;  // its bits

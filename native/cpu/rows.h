@@ -1,5 +1,5 @@
-// Stored rows as float vectors, converted in registers: one struct per type, whose load(row, d) gives the elements [d, d + LCTX_VL) of a
-// row. d and the length of the row are multiples of LCTX_VL.
+// Stored rows as float vectors, converted in registers: one struct per type, whose load(row, d) gives the elements [d,
+// d + LCTX_VL) of a row. d and the length of the row are multiples of LCTX_VL.
 #pragma once
 
 #include "vec.h"
@@ -17,7 +17,8 @@
 #include <arm_neon.h>
 #endif
 
-// LCTX_VL small integers as int32. With a mask, since without one GCC 12 warns of the uninitialized vector that its own header passes on.
+// LCTX_VL small integers as int32. With a mask, since without one GCC 12 warns of the uninitialized vector that its own
+// header passes on.
 #if defined(__AVX512F__)
 constexpr __mmask16 LCTX_ALL_LANES = 0xffff;
 

@@ -10,8 +10,8 @@
 #include "index.h"
 #include "rank.h"
 
-// Tokens [first, first + n_token) of one sequence, and one list of keys or summaries. A column is a token and one of the heads from head0
-// on; with step > 1 it is one of every step tokens, another one for each head of the KV head.
+// Tokens [first, first + n_token) of one sequence, and one list of keys or summaries. A column is a token and one of
+// the heads from head0 on; with step > 1 it is one of every step tokens, another one for each head of the KV head.
 struct lctx_select_tile {
     int32_t first, n_token;
     int list, head0, n_head;
@@ -60,7 +60,8 @@ struct lctx_select_scratch {
     float * turned;    // [LCTX_VL][lctx_n_key(n_chunk_max)] scores of columns that stood side by side
     float * sum;       // [lctx_n_key(n_chunk_max)] of heads that choose together
     uint32_t * keys;   // [lctx_n_key(n_chunk_max)]
-    float * queries;   // lctx_columns of up to query_dim; or bytes of queries: [n_channel][MAX_COLUMNS] with their starts and scales
+    float * queries;   // lctx_columns of up to query_dim; or bytes of queries: [n_channel][MAX_COLUMNS] with their
+                       // starts and scales
     float * narrow;    // lctx_columns of what meets outliers
     float * wide;      // [query_dim]
     float * rotated;   // [head_dim]
@@ -75,12 +76,15 @@ struct lctx_select_scratch {
         return std::max(bytes, lctx_columns::n_float(LCTX_MAX_COLUMNS, LCTX_MOST_SUM * a.head_dim));
     }
     static size_t n_keys(const lctx_select_args & a) {
-        return std::max<size_t>((size_t)LCTX_MOST_SUM * a.head_dim * LCTX_BLOCK, a.chunks.by_keys() ? GROUP * a.index.n_channel() / 4 : 0);
+        return std::max<size_t>((size_t)LCTX_MOST_SUM * a.head_dim * LCTX_BLOCK,
+                                a.chunks.by_keys() ? GROUP * a.index.n_channel() / 4 : 0);
     }
     static size_t size(const lctx_select_args & a) {
-        const size_t n = lctx_score_steps::n_float(a, LCTX_MAX_COLUMNS) + (2 + LCTX_VL) * (size_t)lctx_n_key(n_chunk_max(a)) +
-                         n_queries(a) + lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim) + (size_t)(LCTX_MOST_SUM + 1) * a.head_dim +
-                         n_keys(a) + (LCTX_FEW_COLUMNS + 2 * LCTX_MAX_COLUMNS) * LCTX_BLOCK +
+        const size_t n = lctx_score_steps::n_float(a, LCTX_MAX_COLUMNS) +
+                         (2 + LCTX_VL) * (size_t)lctx_n_key(n_chunk_max(a)) + n_queries(a) +
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim) +
+                         (size_t)(LCTX_MOST_SUM + 1) * a.head_dim + n_keys(a) +
+                         (LCTX_FEW_COLUMNS + 2 * LCTX_MAX_COLUMNS) * LCTX_BLOCK +
                          (size_t)std::max(a.chunks.n_free, a.chunks.n_shared);
         return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
@@ -103,8 +107,10 @@ struct lctx_select_scratch {
 
 // ---- queries ----
 
-// The query of a column, seen from the angle of a segment; by attention as the model made it (the authors' code). to: [head_dim].
-static inline void lctx_column_query(const lctx_select_args & a, const lctx_select_tile & t, int column, int segment, float * to) {
+// The query of a column, seen from the angle of a segment; by attention as the model made it (the authors' code). to:
+// [head_dim].
+static inline void lctx_column_query(const lctx_select_args & a, const lctx_select_tile & t, int column, int segment,
+                                     float * to) {
     const int32_t token = t.token(column);
     const float * q = (const float *)(a.q + t.head(column) * a.q_head_stride + token * a.q_token_stride);
     if (a.chunks.by_attention()) {
@@ -202,7 +208,8 @@ static inline const float * lctx_summary_scores(const lctx_query_columns & q, co
     if (q.a.chunks.summary().has_outlier) {
         product(q.narrow, {b.type, b.first + ggml_row_size(b.type, columns.dim), nullptr, b.stride, b.n}, outlier);
         for (int c = 0; few && c < columns.n; c++) {
-            lctx_add_outliers(others + c * LCTX_BLOCK, outlier + c * LCTX_BLOCK, lctx_round_up(b.n, LCTX_VL), q.a.chunks.n_other());
+            lctx_add_outliers(others + c * LCTX_BLOCK, outlier + c * LCTX_BLOCK, lctx_round_up(b.n, LCTX_VL),
+                              q.a.chunks.n_other());
         }
         if (!few) {
             lctx_add_outliers(others, outlier, b.n * columns.n_pad, q.a.chunks.n_other());
@@ -212,13 +219,15 @@ static inline const float * lctx_summary_scores(const lctx_query_columns & q, co
 }
 
 // f(first chunk, n, scores) for the chunks of r.
-template <typename F> static inline void lctx_each_summary_block(const lctx_select_args & a, const lctx_select_tile & t, int slot,
-                                                                 const lctx_chunk_range & r, const lctx_select_scratch & w, F && f) {
+template <typename F> static inline void lctx_each_summary_block(const lctx_select_args & a, const lctx_select_tile & t,
+                                                                 int slot, const lctx_chunk_range & r,
+                                                                 const lctx_select_scratch & w, F && f) {
     const lctx_query_columns q(a, t, slot, w);
     const char * summaries = a.summaries + t.list * a.summary_head_stride + a.rows[t.first].seq * a.summary_seq_stride;
     const auto at = [&](int chunk) { return summaries + chunk * a.summary_stride; };
     for (int i = r.first; i < r.end; i += LCTX_BLOCK) {
         const int n = std::min(LCTX_BLOCK, r.end - i), after = i + n;
-        f(i, n, lctx_summary_scores(q, {a.summary_type, at(i), after < r.end ? at(after) : nullptr, a.summary_stride, n}));
+        f(i, n,
+          lctx_summary_scores(q, {a.summary_type, at(i), after < r.end ? at(after) : nullptr, a.summary_stride, n}));
     }
 }

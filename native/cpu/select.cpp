@@ -8,9 +8,10 @@ namespace {
 
 // ---- scores ----
 
-// Scores of a block, from [column][BLOCK] or [chunk][n_pad] to where they are chosen from, but those of chunks that a column has at
-// another angle.
-void put_block(const lctx_select_args & a, const lctx_select_tile & t, int slot, int first, int n, const float * from, float * s) {
+// Scores of a block, from [column][BLOCK] or [chunk][n_pad] to where they are chosen from, but those of chunks that a
+// column has at another angle.
+void put_block(const lctx_select_args & a, const lctx_select_tile & t, int slot, int first, int n, const float * from,
+               float * s) {
     const lctx_score_steps step(a, t.n_column());
     for (int c = 0; c < t.n_column(); c++) {
         const lctx_chunk_range own = lctx_chunk_range(a, t.token(c), slot).within(first, first + n);
@@ -39,8 +40,9 @@ void score_tile(const lctx_select_args & a, const lctx_select_tile & t, const lc
         if (a.chunks.by_keys()) {
             lctx_score_keys(a, t, slot, r, s, w);
         } else {
-            lctx_each_summary_block(a, t, slot, r, w,
-                                    [&](int first, int n, const float * from) { put_block(a, t, slot, first, n, from, s); });
+            lctx_each_summary_block(a, t, slot, r, w, [&](int first, int n, const float * from) {
+                put_block(a, t, slot, first, n, from, s);
+            });
         }
     }
 }
@@ -137,7 +139,8 @@ void turn(const float * s, int64_t stride, const lctx_chunk_range & r, int64_t r
     }
 }
 
-// sum += the weights of chunks [r.first, r.end) in the attention of a head: 2^score over the sum with what it reads anyway, 2^reference.
+// sum += the weights of chunks [r.first, r.end) in the attention of a head: 2^score over the sum with what it reads
+// anyway, 2^reference.
 void add_weights(const float * scores, const lctx_chunk_range & r, float reference, float * sum) {
     float most = reference;
     for (int i = r.first; i < r.end; i++) {
@@ -154,12 +157,14 @@ void add_weights(const float * scores, const lctx_chunk_range & r, float referen
 }
 
 // Choices of the tile from its scores. Heads that choose together add their weights, by summaries their scores.
-void choose_tile(const lctx_select_args & a, const lctx_select_tile & t, const float * s, const lctx_select_scratch & w) {
+void choose_tile(const lctx_select_args & a, const lctx_select_tile & t, const float * s,
+                 const lctx_select_scratch & w) {
     const lctx_score_steps step(a, t.n_column());
     const int64_t room = lctx_n_key(w.n_chunk_max(a));
     const lctx_chunk_range all = candidates(a, t);
     const bool by_weights = a.chunks.by_group && a.chunks.by_keys();
-    const std::optional<lctx_reference> reference = by_weights ? std::make_optional<lctx_reference>(a, t, w) : std::nullopt;
+    const std::optional<lctx_reference> reference =
+        by_weights ? std::make_optional<lctx_reference>(a, t, w) : std::nullopt;
     for (int c = 0; c < t.n_column(); c++) {
         if (!step.few() && c % LCTX_VL == 0) {
             turn(s + c, step.of_chunk, all, room, w.turned);
@@ -191,7 +196,8 @@ void choose_tile(const lctx_select_args & a, const lctx_select_tile & t, const f
 template <typename F> void each_tile(const lctx_select_args & a, int32_t n_most, F && f) {
     const int n_head = a.n_head / a.n_list;
     for (int32_t first = 0, end = 0, job = 0; first < a.n_tokens; first = end) {
-        while (end < a.n_tokens && end - first < n_most && a.rows[end].seq == a.rows[first].seq && a.choices().is_alone(end)) {
+        while (end < a.n_tokens && end - first < n_most && a.rows[end].seq == a.rows[first].seq &&
+               a.choices().is_alone(end)) {
             end++;
         }
         if (end == first) {
@@ -225,12 +231,14 @@ size_t n_shared_float(const lctx_select_args & a) {
     return lctx_score_steps::n_float(a, a.n_head / a.n_list);
 }
 
-void select_shared(const ggml_compute_params * params, const lctx_select_args & a, float * s, const lctx_select_scratch & w) {
+void select_shared(const ggml_compute_params * params, const lctx_select_args & a, float * s,
+                   const lctx_select_scratch & w) {
     constexpr int PARTS = 4;  // of a tile for each thread, where it is long enough
     int part = 0;
     each_tile(a, 1, [&](const lctx_select_tile & tile, int job) {
         const lctx_chunk_range all = candidates(a, tile);
-        const int size = lctx_round_up((int)lctx_ceil_div(std::max(1, all.end - all.first), PARTS * params->nth), LCTX_VL);
+        const int size =
+            lctx_round_up((int)lctx_ceil_div(std::max(1, all.end - all.first), PARTS * params->nth), LCTX_VL);
         for (int first = all.first; first < all.end; first += size) {
             if (part++ % params->nth == params->ith) {
                 score_tile(a, tile, {first, std::min(first + size, all.end)}, s + job * n_shared_float(a), w);
@@ -256,7 +264,8 @@ int64_t n_value(const lctx_select_args & a) {
 void write_given(const lctx_select_args & a, int32_t tile) {
     const lctx_written_choices choices = a.choices();
     choices.firsts()[tile] = a.tiles[tile];
-    std::copy_n(a.segs + (size_t)a.tiles[tile] * a.chunks.n_given(), (size_t)a.chunks.tile * a.chunks.n_given(), choices.given(tile, 0));
+    std::copy_n(a.segs + (size_t)a.tiles[tile] * a.chunks.n_given(), (size_t)a.chunks.tile * a.chunks.n_given(),
+                choices.given(tile, 0));
 }
 
 // The values of some chunks of a tile.
@@ -265,14 +274,16 @@ void value_part(const lctx_select_args & a, int32_t tile, int list, const lctx_c
     const int n_head = a.n_head / a.n_list, n_most = LCTX_MAX_COLUMNS / (a.chunks.tile / a.chunks.step);
     std::fill(values + some.first, values + some.end, -INFINITY);
     for (int before = 0; before < n_head && !some.empty(); before += n_most) {
-        const lctx_select_tile t = {a.tiles[tile], a.chunks.tile, list, list * n_head + before, std::min(n_most, n_head - before),
-                                    a.chunks.step, before};
+        const lctx_select_tile t = {
+            a.tiles[tile], a.chunks.tile, list, list * n_head + before, std::min(n_most, n_head - before),
+            a.chunks.step, before};
         lctx_tile_values(a, t, some, values, w);
     }
 }
 
 // The list of a tile: the best chunks that lie in a far range and reach the cutoff, ascending, then -1.
-void write_list(const lctx_select_args & a, int32_t tile, int list, const float * values, const lctx_select_scratch & w) {
+void write_list(const lctx_select_args & a, int32_t tile, int list, const float * values,
+                const lctx_select_scratch & w) {
     const lctx_chunk_range all = candidates(a, a.tiles[tile]);
     const int n = all.empty() ? 0 : std::min(a.chunks.n_shared, all.end - all.first);
     int32_t *to = a.choices().list(tile, list), *end = to + a.chunks.n_shared;
@@ -288,7 +299,8 @@ void write_list(const lctx_select_args & a, int32_t tile, int list, const float 
 }
 
 // values: [n_tile][n_list][n_value].
-void select_lists(const ggml_compute_params * params, const lctx_select_args & a, float * values, const lctx_select_scratch & w) {
+void select_lists(const ggml_compute_params * params, const lctx_select_args & a, float * values,
+                  const lctx_select_scratch & w) {
     constexpr int PARTS = 4;  // of all lists for each thread, at least
     const int n_list = a.n_tile * a.n_list, n_part = (int)lctx_ceil_div(PARTS * params->nth, n_list);
     for (int job = params->ith; job < n_list * n_part; job += params->nth) {
@@ -297,7 +309,8 @@ void select_lists(const ggml_compute_params * params, const lctx_select_args & a
             write_given(a, tile);
         }
         const lctx_chunk_range all = candidates(a, a.tiles[tile]);
-        const int n = std::max(0, all.end - all.first), first = all.first + n * part / n_part, end = all.first + n * (part + 1) / n_part;
+        const int n = std::max(0, all.end - all.first), first = all.first + n * part / n_part,
+                  end = all.first + n * (part + 1) / n_part;
         value_part(a, tile, index % a.n_list, {first, end}, values + index * n_value(a), w);
     }
     ggml_barrier(params->threadpool);
@@ -309,7 +322,8 @@ void select_lists(const ggml_compute_params * params, const lctx_select_args & a
 }  // namespace
 
 size_t lctx_cpu_select_wsize(const lctx_select_args & args, int n_tasks) {
-    const int64_t n_shared = is_shared(args) ? (int64_t)n_shared_float(args) * args.choices().n_alone() * args.n_list : 0;
+    const int64_t n_shared =
+        is_shared(args) ? (int64_t)n_shared_float(args) * args.choices().n_alone() * args.n_list : 0;
     const int64_t n_values = args.n_tile * args.n_list * n_value(args);
     return LCTX_CACHE_LINE + lctx_select_scratch::size(args) * n_tasks + std::max(n_shared, n_values) * sizeof(float);
 }

@@ -1,7 +1,7 @@
 // *summarize*: what a query compares itself with to find a chunk; computed when the chunk's last row is stored.
 //
-// attention: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of O, c = softmax(q K^T) K. The others are
-// computed of the keys alone (../ops/summaries.h).
+// attention: O = softmax(Q K^T) V over the chunk without a causal mask, q = mean of the rows of O, c = softmax(q K^T)
+// K. The others are computed of the keys alone (../ops/summaries.h).
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "half.h"
@@ -25,7 +25,8 @@ struct scratch {
     static size_t size(const lctx_summarize_args & a) {
         const size_t n_chunk = a.params.chunk_size, dim_v = pad_v(a);
         const size_t n = n_chunk * (LCTX_MAX_COLUMNS + dim_v + a.head_dim_k + 2) + LCTX_MAX_COLUMNS * (dim_v + 3) +
-                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + (1 + LCTX_MOST_VECTORS) * a.head_dim_k + dim_v;
+                         lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) +
+                         (1 + LCTX_MOST_VECTORS) * a.head_dim_k + dim_v;
         return GGML_PAD(n * sizeof(float), LCTX_CACHE_LINE);
     }
     scratch(char * base, const lctx_summarize_args & a) {
@@ -70,7 +71,8 @@ template <typename F> void each_run(const lctx_summarize_args & a, int32_t first
 void load_keys(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
     const size_t row_size = a.cache.k_pool.row_size;
     const auto load = [&](int i, const char * src, int n) {
-        lctx_unpack_rows(a.cache.k_pool.type, src, row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k, a.head_dim_k);
+        lctx_unpack_rows(a.cache.k_pool.type, src, row_size, n, a.head_dim_k, w.k + (size_t)i * a.head_dim_k,
+                         a.head_dim_k);
         lctx_transform(w.k + (size_t)i * a.head_dim_k, n * a.head_dim_k, a.params.hadamard.k);
     };
     each_run(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row),
@@ -81,7 +83,8 @@ void load_values(const lctx_summarize_args & a, const chunk & c, int head_kv, co
     const int dim_v = scratch::pad_v(a);
     each_run(a, lctx_cells(a.cache, head_kv, c.seq).cell(c.first_row), [&](int i, int32_t cell, int n) {
         const char * src = lctx_value_row(a.cache, cell, head_kv, c.seq);
-        lctx_unpack_rows(a.cache.v_pool.type, src, a.cache.v_pool.row_size, n, a.head_dim_v, w.v + (size_t)i * dim_v, dim_v);
+        lctx_unpack_rows(a.cache.v_pool.type, src, a.cache.v_pool.row_size, n, a.head_dim_v, w.v + (size_t)i * dim_v,
+                         dim_v);
     });
 }
 
@@ -103,7 +106,8 @@ float * open_row(const lctx_summarize_args & a, int32_t row, int head, int32_t s
 // The query of a token, rotated to its offset in its chunk.
 void rotate_query(const lctx_summarize_args & a, int32_t token, int head, float * to) {
     const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
-    lctx_rotate_row(q, to, a.head_dim_k, a.angles + (size_t)a.rows[token].angle * a.n_dims, a.n_dims, a.params.rope_mode);
+    lctx_rotate_row(q, to, a.head_dim_k, a.angles + (size_t)a.rows[token].angle * a.n_dims, a.n_dims,
+                    a.params.rope_mode);
 }
 
 // mean = mean over the chunk's queries of softmax(q K^T) V
@@ -139,8 +143,8 @@ void mean_output(const lctx_summarize_args & a, const chunk & c, int head, const
     lctx_transform(w.mean, a.head_dim_v, a.params.hadamard.v);
 }
 
-// The mean output lives in the space of V. Where the converter has put the rows of Wk, not of Wv, in the order of rotated pairs,
-// dimension i of V meets dimension 2i of K, and i + dim/2 meets 2i + 1.
+// The mean output lives in the space of V. Where the converter has put the rows of Wk, not of Wv, in the order of
+// rotated pairs, dimension i of V meets dimension 2i of K, and i + dim/2 meets 2i + 1.
 void to_key_order(const lctx_summarize_args & a, const float * mean, float * dst) {
     const int half = a.head_dim_k / 2;
     for (int i = 0; i < a.head_dim_k; i++) {
@@ -155,8 +159,8 @@ void attention_summary(const lctx_summarize_args & a, const scratch & w) {
     to_key_order(a, w.mean, w.rotated);
     float most = -INFINITY, sum = 0.0f;
     for (int i = 0; i < size; i++) {
-        w.weights[i] =
-            lctx_query_scale(a.params.scale, a.params.softcap) * lctx_dot(w.k + (size_t)i * a.head_dim_k, w.rotated, a.head_dim_k);
+        w.weights[i] = lctx_query_scale(a.params.scale, a.params.softcap) *
+                       lctx_dot(w.k + (size_t)i * a.head_dim_k, w.rotated, a.head_dim_k);
     }
     lctx_softcap(w.weights, size, a.params.softcap);
     for (int i = 0; i < size; i++) {
@@ -198,8 +202,8 @@ void mean_key(const lctx_summarize_args & a, const scratch & w, float * mean) {
     }
 }
 
-// scale^2/2 times the variance of all keys but number `without`; a second pass: the mean of some channels is far larger than what they
-// differ by.
+// scale^2/2 times the variance of all keys but number `without`; a second pass: the mean of some channels is far larger
+// than what they differ by.
 void variance(const lctx_summarize_args & a, const scratch & w, const float * mean, int without, float * dst) {
     const int dim = a.head_dim_k, size = a.params.chunk_size;
     const float factor = 0.5f * a.params.scale * a.params.scale / (float)(size - 1);
@@ -290,7 +294,9 @@ void put_summary(const lctx_summarize_args & a, const float * x, char * dst) {
 
 void summarize(const lctx_summarize_args & a, const chunk & c, int head_kv, const scratch & w) {
     const auto put = [&](int head) {
-        put_summary(a, w.summary, a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
+        put_summary(
+            a, w.summary,
+            a.summaries + c.index * a.summary_stride + head * a.summary_head_stride + c.seq * a.summary_seq_stride);
     };
     load_keys(a, c, head_kv, w);
     if (summarize_keys(a, w)) {

@@ -1,5 +1,5 @@
-// The threads of the CPU backend: pools that graphs borrow, and barriers that give cores away. Instead of OpenMP, whose threads spin for
-// as long as they wait, take cores from other processes and do not outlive a fork.
+// The threads of the CPU backend: pools that graphs borrow, and barriers that give cores away. Instead of OpenMP, whose
+// threads spin for as long as they wait, take cores from other processes and do not outlive a fork.
 #include "ggml-cpu.h"
 #include "native/hooks.h"
 
@@ -34,8 +34,8 @@ struct lender {
     std::mutex mutex;
     std::vector<pool> pools;
 
-    // An idle pool of n threads, or a new one. Not one of more: those that have nothing to do would look for work all the same, and take
-    // the cores of those that have.
+    // An idle pool of n threads, or a new one. Not one of more: those that have nothing to do would look for work all
+    // the same, and take the cores of those that have.
     ggml_threadpool * lend(int n) {
         const std::lock_guard<std::mutex> lock(mutex);
         auto it = std::find_if(pools.begin(), pools.end(), [n](const pool & p) { return !p.is_lent && p.n == n; });
@@ -65,7 +65,8 @@ lender & threads_of_process() {
     return *l;
 }
 
-// No exception goes through ggml's C: without memory for a pool the process ends here, as it does without memory for a graph.
+// No exception goes through ggml's C: without memory for a pool the process ends here, as it does without memory for a
+// graph.
 ggml_threadpool * lend(int n) noexcept {
     return threads_of_process().lend(n);
 }

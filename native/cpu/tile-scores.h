@@ -8,7 +8,8 @@
 // r of the columns: [n_pad], infinite beyond the last.
 class lctx_reference {
   public:
-    lctx_reference(const lctx_select_args & a, const lctx_select_tile & t, const lctx_select_scratch & w) : a_(a), t_(t), w_(w) {
+    lctx_reference(const lctx_select_args & a, const lctx_select_tile & t, const lctx_select_scratch & w)
+        : a_(a), t_(t), w_(w) {
         const int n_pad = lctx_key_columns::padded(t.n_column());
         std::fill_n(most_, n_pad, -INFINITY);
         std::fill_n(sum_, n_pad, 0.0f);
@@ -52,7 +53,8 @@ class lctx_reference {
             }
         });
     }
-    void add_group(const float * s, int64_t step, int32_t cell, const lctx_vi & first, const lctx_vi & end, int column) {
+    void add_group(const float * s, int64_t step, int32_t cell, const lctx_vi & first, const lctx_vi & end,
+                   int column) {
         constexpr int GROUP = lctx_index_shape::GROUP;
         lctx_vf v[GROUP], most = lctx_vload(most_ + column), sum = lctx_vload(sum_ + column), top = most;
         for (int i = 0; i < GROUP; i++) {
@@ -73,10 +75,10 @@ class lctx_reference {
     float most_[LCTX_MAX_COLUMNS], sum_[LCTX_MAX_COLUMNS];
 };
 
-// values[i] = the larger of it and v(i) for the columns of t, for chunks [some.first, some.end) of their far ranges, which all of them
-// share.
-static inline void lctx_tile_values(const lctx_select_args & a, const lctx_select_tile & t, const lctx_chunk_range & some, float * values,
-                                    const lctx_select_scratch & w) {
+// values[i] = the larger of it and v(i) for the columns of t, for chunks [some.first, some.end) of their far ranges,
+// which all of them share.
+static inline void lctx_tile_values(const lctx_select_args & a, const lctx_select_tile & t,
+                                    const lctx_chunk_range & some, float * values, const lctx_select_scratch & w) {
     const lctx_reference reference(a, t, w);
     const int32_t seq = a.rows[t.first].seq, size = a.chunks.chunk_size;
     const lctx_index_rows rows = {a.cache, t.list, seq};
@@ -90,16 +92,17 @@ static inline void lctx_tile_values(const lctx_select_args & a, const lctx_selec
         lctx_group_scores scores(q, rows);
         for (int chunk = range.first; chunk < range.end; chunk++) {
             lctx_vf best = lctx_vset(-INFINITY);
-            lctx_each_group({cells.cell(chunk * size), cells.cell((chunk + 1) * size)}, [&](int32_t group, int lo, int hi) {
-                const float * s = scores.of(group);
-                for (int c = 0; c < q.n_pad; c += LCTX_VL) {
-                    lctx_vf most = lctx_vload(s + lo * q.n_pad + c);
-                    for (int i = lo + 1; i < hi; i++) {
-                        most = lctx_vmax(most, lctx_vload(s + i * q.n_pad + c));
-                    }
-                    best = lctx_vmax(best, most - reference.of(c));
-                }
-            });
+            lctx_each_group({cells.cell(chunk * size), cells.cell((chunk + 1) * size)},
+                            [&](int32_t group, int lo, int hi) {
+                                const float * s = scores.of(group);
+                                for (int c = 0; c < q.n_pad; c += LCTX_VL) {
+                                    lctx_vf most = lctx_vload(s + lo * q.n_pad + c);
+                                    for (int i = lo + 1; i < hi; i++) {
+                                        most = lctx_vmax(most, lctx_vload(s + i * q.n_pad + c));
+                                    }
+                                    best = lctx_vmax(best, most - reference.of(c));
+                                }
+                            });
             values[chunk] = std::max(values[chunk], lctx_vtop(best));
         }
     }

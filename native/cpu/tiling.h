@@ -6,9 +6,10 @@
 // Cuts the tokens and heads into tiles. The sizes depend on shapes only, not on the threads: neither do sums. The cut
 // of the tokens also depends on their sequences.
 struct lctx_tiling {
-    static constexpr int MAX_STATES = 1024;  // columns of a tile that reads chunks: their outputs stay in the second-level cache
-    static constexpr int MIN_TOKENS = 16;    // of such a tile, if there are that many
-    static constexpr int WANTED = 24;        // of such tiles, for threads to share
+    static constexpr int MAX_STATES =
+        1024;  // columns of a tile that reads chunks: their outputs stay in the second-level cache
+    static constexpr int MIN_TOKENS = 16;  // of such a tile, if there are that many
+    static constexpr int WANTED = 24;      // of such tiles, for threads to share
 
     int n_rep;        // query heads per KV head
     int tile_heads;   // query heads of a tile
@@ -30,7 +31,8 @@ struct lctx_tiling {
             const int most = std::max(1, MAX_STATES / n_rep);
             tile_heads = n_rep;
             tile_tokens = std::min(std::max((int)lctx_ceil_div(n_tokens, n_wanted), MIN_TOKENS), most);
-            const int n_chunk = (int)lctx_ceil_div((int64_t)a.cache.table.head_stride << a.cache.table.shift, a.params.chunk_size);
+            const int n_chunk =
+                (int)lctx_ceil_div((int64_t)a.cache.table.head_stride << a.cache.table.shift, a.params.chunk_size);
             n_run = a.params.n_run;
             is_whole = n_run > 0;
             n_bucket = n_run + n_chunk;
@@ -66,10 +68,16 @@ struct lctx_tile {
     int head_kv, head0, n_head, token0, n_token, n_column;
 
     lctx_tile(const lctx_tiling & t, int head_kv, int head_tile, int token_tile)
-        : lctx_tile(head_kv, head_kv * t.n_rep + head_tile * t.tile_heads, std::min(t.tile_heads, t.n_rep - head_tile * t.tile_heads),
-                    t.token_run[2 * token_tile], t.token_run[2 * token_tile + 1]) {}
+        : lctx_tile(head_kv, head_kv * t.n_rep + head_tile * t.tile_heads,
+                    std::min(t.tile_heads, t.n_rep - head_tile * t.tile_heads), t.token_run[2 * token_tile],
+                    t.token_run[2 * token_tile + 1]) {}
     lctx_tile(int head_kv, int head0, int n_head, int token0, int n_token)
-        : head_kv(head_kv), head0(head0), n_head(n_head), token0(token0), n_token(n_token), n_column(n_head * n_token) {}
+        : head_kv(head_kv),
+          head0(head0),
+          n_head(n_head),
+          token0(token0),
+          n_token(n_token),
+          n_column(n_head * n_token) {}
     int token(int column) const { return token0 + column / n_head; }
     int head(int column) const { return head0 + column % n_head; }
 };

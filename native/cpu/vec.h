@@ -45,7 +45,8 @@ static inline lctx_vf lctx_vmax(lctx_vf a, lctx_vf b) {
 }
 
 // Lanes of a (0 .. their number - 1) and b (from there on), in any order. M: integers as wide as the lanes.
-template <typename M = lctx_vi, typename V, int... LANE> static inline V lctx_vpick(V a, V b, std::integer_sequence<int, LANE...>) {
+template <typename M = lctx_vi, typename V, int... LANE>
+static inline V lctx_vpick(V a, V b, std::integer_sequence<int, LANE...>) {
 #if defined(__clang__)
     return __builtin_shufflevector(a, b, LANE...);
 #else
@@ -99,7 +100,8 @@ template <int W = LCTX_VL / 2> static inline __attribute__((always_inline)) lctx
 }
 
 // One step of lctx_vtranspose: swap the upper lanes of a with the lower ones of b, in groups of W.
-template <int W, int... I> static inline void lctx_vexchange(lctx_vf & a, lctx_vf & b, std::integer_sequence<int, I...>) {
+template <int W, int... I>
+static inline void lctx_vexchange(lctx_vf & a, lctx_vf & b, std::integer_sequence<int, I...>) {
     const lctx_vf low = lctx_vpick(a, b, std::integer_sequence<int, (I & W ? I - W + LCTX_VL : I)...>{});
     b = lctx_vpick(a, b, std::integer_sequence<int, (I & W ? I + LCTX_VL : I + W)...>{});
     a = low;
@@ -162,5 +164,6 @@ static inline lctx_vf lctx_vlog_sum(lctx_vf x, lctx_vf y) {
 #define LCTX_KERNEL __attribute__((noinline))
 #endif
 
-// A caller of products that stays by itself: inlined into all of its own callers, it spills what its loops need at every step.
+// A caller of products that stays by itself: inlined into all of its own callers, it spills what its loops need at
+// every step.
 #define LCTX_ALONE __attribute__((noinline, unused))

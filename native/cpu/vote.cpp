@@ -1,8 +1,9 @@
 // *vote*: the queries of the batch vote for the rows that they have read, now that their LSE is known.
 //
-// A job is one KV head and every n_split-th block of its cells: a row's score has one writer, and its votes come in the order of the
-// tokens. What a tile of chosen chunks reads is looked up once for all its jobs, so these take tile after tile together. Scores are
-// computed once more rather than kept: a product of the queries with K, for the rows whose fate is still open.
+// A job is one KV head and every n_split-th block of its cells: a row's score has one writer, and its votes come in the
+// order of the tokens. What a tile of chosen chunks reads is looked up once for all its jobs, so these take tile after
+// tile together. Scores are computed once more rather than kept: a product of the queries with K, for the rows whose
+// fate is still open.
 #include "ballots.h"
 #include "ggml-cpu-impl.h"
 #include "walk.h"
@@ -29,11 +30,12 @@ struct scratch {
     float * rotated;
 
     static size_t n_float(const lctx_attend_args & a) {
-        return (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS + lctx_ballots::n_float() + lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) +
-               (size_t)a.head_dim_k * (LCTX_BLOCK + 1);
+        return (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS + lctx_ballots::n_float() +
+               lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k) + (size_t)a.head_dim_k * (LCTX_BLOCK + 1);
     }
     static size_t size(const lctx_attend_args & a) { return GGML_PAD(n_float(a) * sizeof(float), LCTX_CACHE_LINE); }
-    scratch(char * base, const lctx_attend_args & a) : s((float *)base), ballots(s + (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS) {
+    scratch(char * base, const lctx_attend_args & a)
+        : s((float *)base), ballots(s + (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS) {
         float * p = s + (size_t)LCTX_BLOCK * LCTX_MAX_COLUMNS + lctx_ballots::n_float();
         queries = p, p += lctx_columns::n_float(LCTX_MAX_COLUMNS, a.head_dim_k);
         k = p, p += (size_t)LCTX_BLOCK * a.head_dim_k;
@@ -46,12 +48,14 @@ float lse_of(const lctx_attend_args & a, int token, int head) {
 }
 
 bool any_votes(const lctx_vote_args & v, int token0, int n_token) {
-    return std::any_of(v.voters + token0, v.voters + token0 + n_token, [](const lctx_voter & voter) { return voter.votes != 0; });
+    return std::any_of(v.voters + token0, v.voters + token0 + n_token,
+                       [](const lctx_voter & voter) { return voter.votes != 0; });
 }
 
-// f(picked, n) for the open cells of an item that are this split's, up to LCTX_BLOCK at a time: few of a page may be open, and a product
-// with few rows is not worth its name.
-template <typename F> void each_open(const lctx_vote_args & v, const lctx_item & item, int32_t border, const split & mine, F && f) {
+// f(picked, n) for the open cells of an item that are this split's, up to LCTX_BLOCK at a time: few of a page may be
+// open, and a product with few rows is not worth its name.
+template <typename F>
+void each_open(const lctx_vote_args & v, const lctx_item & item, int32_t border, const split & mine, F && f) {
     int32_t picked[2 * LCTX_BLOCK];
     int n = 0;
     for (int block = mine.first(item.first_block()); block * LCTX_BLOCK < item.hi; block += mine.n_split) {
@@ -69,12 +73,13 @@ template <typename F> void each_open(const lctx_vote_args & v, const lctx_item &
 }
 
 // Scores of n picked cells: w.s, [n][n_pad].
-void score_keys(const lctx_attend_args & a, const lctx_item & item, const lctx_columns & columns, const int32_t * picked, int n,
-                const scratch & w) {
+void score_keys(const lctx_attend_args & a, const lctx_item & item, const lctx_columns & columns,
+                const int32_t * picked, int n, const scratch & w) {
     int64_t step = a.head_dim_k;
     const float * k = w.k;
     if (picked[n - 1] - picked[0] == n - 1 && picked[n - 1] / LCTX_BLOCK == picked[0] / LCTX_BLOCK) {
-        const lctx_stored rows = lctx_stored_keys(a.cache, item.cells, item.near, picked[0], n, item.head_kv, item.seq, a.head_dim_k, w.k);
+        const lctx_stored rows =
+            lctx_stored_keys(a.cache, item.cells, item.near, picked[0], n, item.head_kv, item.seq, a.head_dim_k, w.k);
         k = lctx_unpack(rows, n, a.head_dim_k, w.k, &step, a.head_dim_k);
     } else {
         lctx_gather_keys(a.cache, item.cells, item.near, picked, n, item.head_kv, item.seq, a.head_dim_k, w.k);
@@ -84,8 +89,8 @@ void score_keys(const lctx_attend_args & a, const lctx_item & item, const lctx_c
 }
 
 // Ballots and queries of the readers, which are the columns.
-void load_readers(const lctx_vote_args & v, const lctx_tile & tile, const lctx_item & item, const lctx_columns & columns,
-                  const scratch & w) {
+void load_readers(const lctx_vote_args & v, const lctx_tile & tile, const lctx_item & item,
+                  const lctx_columns & columns, const scratch & w) {
     const lctx_attend_args & a = v.attend;
     w.ballots.clear();
     for (int i = 0; i < item.n; i++) {
@@ -93,13 +98,15 @@ void load_readers(const lctx_vote_args & v, const lctx_tile & tile, const lctx_i
         const int token = tile.token(reader.column);
         if (v.voters[token].votes) {
             const lctx_segment * segs = a.segs + reader.seg / a.n_seg * a.n_seg;
-            w.ballots.set(i, lse_of(a, token, tile.head(reader.column)), lctx_rows_read(segs, a.n_seg), v.voters[token].row);
+            w.ballots.set(i, lse_of(a, token, tile.head(reader.column)), lctx_rows_read(segs, a.n_seg),
+                          v.voters[token].row);
         }
     }
     item.load_queries(a, tile, columns, w.rotated);
 }
 
-void vote_item(const lctx_vote_args & v, const lctx_tile & tile, const lctx_item & item, const scratch & w, const split & mine) {
+void vote_item(const lctx_vote_args & v, const lctx_tile & tile, const lctx_item & item, const scratch & w,
+               const split & mine) {
     const lctx_attend_args & a = v.attend;
     const lctx_columns columns(w.queries, item.n, a.head_dim_k);
     const int32_t border = v.retain.border(v.voters[tile.token0].row);  // of all tokens: no ubatch crosses one
@@ -121,18 +128,19 @@ lctx_tile tile_of(const lctx_tiling & t, int head_kv, int index) {
     return {t, head_kv, index % t.n_head_tile, index / t.n_head_tile};
 }
 
-void vote_tile(const lctx_vote_args & v, const lctx_tiling & t, const lctx_tile & tile, const lctx_tile_plan & plan, const scratch & w,
-               const split & mine) {
+void vote_tile(const lctx_vote_args & v, const lctx_tiling & t, const lctx_tile & tile, const lctx_tile_plan & plan,
+               const scratch & w, const split & mine) {
     for (int i = 0; i < plan.n; i++) {
         if (mine.has(plan.lo[i], plan.hi[i])) {
-            lctx_each_item(v.attend, t, tile.head_kv, plan, i, i + 1, [&](const lctx_item & item) { vote_item(v, tile, item, w, mine); });
+            lctx_each_item(v.attend, t, tile.head_kv, plan, i, i + 1,
+                           [&](const lctx_item & item) { vote_item(v, tile, item, w, mine); });
         }
     }
 }
 
 // The tiles of a KV head, in the order of their tokens; the job looks up what they read.
-void vote_head(const lctx_vote_args & v, const lctx_tiling & t, int head_kv, const lctx_tile_plan & plan, const scratch & w,
-               const split & mine) {
+void vote_head(const lctx_vote_args & v, const lctx_tiling & t, int head_kv, const lctx_tile_plan & plan,
+               const scratch & w, const split & mine) {
     for (int i = 0; i < t.tiles_per_head(); i++) {
         const lctx_tile tile = tile_of(t, head_kv, i);
         if (any_votes(v, tile.token0, tile.n_token)) {
@@ -167,7 +175,8 @@ template <typename F> void each_job(const ggml_compute_params * params, int n_he
 }
 
 // Tile after tile of all KV heads.
-void vote_together(const ggml_compute_params * params, const lctx_vote_args & v, const schedule & g, const scratch & w, char * buffers) {
+void vote_together(const ggml_compute_params * params, const lctx_vote_args & v, const schedule & g, const scratch & w,
+                   char * buffers) {
     const int n_head_kv = v.attend.n_head_kv;
     for (int i = 0; i < g.tiles_per_head(); i++) {
         const lctx_tile first = tile_of(g, 0, i);
@@ -181,8 +190,9 @@ void vote_together(const ggml_compute_params * params, const lctx_vote_args & v,
             ggml_threadpool_chunk_set(params->threadpool, params->nth);
         }
         ggml_barrier(params->threadpool);
-        each_job(params, n_head_kv, g.n_split,
-                 [&](int head, const split & mine) { vote_tile(v, g, tile_of(g, head, i), g.plan(buffers, head), w, mine); });
+        each_job(params, n_head_kv, g.n_split, [&](int head, const split & mine) {
+            vote_tile(v, g, tile_of(g, head, i), g.plan(buffers, head), w, mine);
+        });
         ggml_barrier(params->threadpool);
     }
 }
@@ -195,11 +205,12 @@ lctx_vote_args expanded(const lctx_vote_args & args, const lctx_segment * segs) 
 }
 
 // segs: [n_tokens][n_choice][n_seg] of `all`.
-void expand(const ggml_compute_params * params, const lctx_attend_args & from, const lctx_attend_args & all, lctx_segment * segs) {
+void expand(const ggml_compute_params * params, const lctx_attend_args & from, const lctx_attend_args & all,
+            lctx_segment * segs) {
     for (int32_t token = params->ith; token < all.n_tokens && from.params.tiles.n_tile > 0; token += params->nth) {
         for (int32_t i = 0; i < all.n_choice * all.n_seg; i++) {
-            segs[(int64_t)token * all.n_choice * all.n_seg + i] =
-                lctx_expanded(from.choices(), from.params.n_run, from.params.chunk_size, token, i / all.n_seg, i % all.n_seg);
+            segs[(int64_t)token * all.n_choice * all.n_seg + i] = lctx_expanded(
+                from.choices(), from.params.n_run, from.params.chunk_size, token, i / all.n_seg, i % all.n_seg);
         }
     }
     ggml_barrier(params->threadpool);
@@ -209,8 +220,8 @@ void expand(const ggml_compute_params * params, const lctx_attend_args & from, c
 
 size_t lctx_cpu_vote_wsize(const lctx_vote_args & args, int n_tasks) {
     const lctx_attend_args a = expanded(args, nullptr).attend;
-    return LCTX_CACHE_LINE + lctx_expanded_size(args.attend) + scratch::size(a) * n_tasks + schedule(a, n_tasks).size() +
-           lctx_tiling::cut_size(a) * sizeof(int32_t);
+    return LCTX_CACHE_LINE + lctx_expanded_size(args.attend) + scratch::size(a) * n_tasks +
+           schedule(a, n_tasks).size() + lctx_tiling::cut_size(a) * sizeof(int32_t);
 }
 
 void lctx_cpu_vote(const ggml_compute_params * params, const lctx_vote_args & given) {

@@ -1,9 +1,9 @@
-// The walk of *attend* and *vote* over stored rows, as cuda/walk.h: tiles of columns, one per (token, query head) of one KV head, and the
-// items of cells that they read.
+// The walk of *attend* and *vote* over stored rows, as cuda/walk.h: tiles of columns, one per (token, query head) of
+// one KV head, and the items of cells that they read.
 //
-// An item is what columns read of one chunk, or of one segment that may be any rows: a run, or where all heads read the same. The lists
-// "column -> segments" are inverted, so that an item is unpacked once for all columns that read it and its products are dense. Nothing is
-// as wide as the context, and there is no private copy of K or V.
+// An item is what columns read of one chunk, or of one segment that may be any rows: a run, or where all heads read the
+// same. The lists "column -> segments" are inverted, so that an item is unpacked once for all columns that read it and
+// its products are dense. Nothing is as wide as the context, and there is no private copy of K or V.
 #pragma once
 
 #include "lookups.h"
@@ -30,7 +30,8 @@ struct lctx_tile_plan {
     lctx_reader * readers;    // [max_column * n_seg]
 
     static size_t size(const lctx_attend_args & a, const lctx_tiling & t) {
-        return (5 * (size_t)t.n_item + 3 + 2 * t.max_column) * sizeof(int32_t) + (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
+        return (5 * (size_t)t.n_item + 3 + 2 * t.max_column) * sizeof(int32_t) +
+               (size_t)t.max_column * a.n_seg * sizeof(lctx_reader);
     }
     lctx_tile_plan(void * base, const lctx_tiling & t)
         : cursor((int32_t *)base),
@@ -72,8 +73,10 @@ struct lctx_turned {
 };
 
 // A query rotated to a row of the angle table and transformed as keys are; to: [head_dim_k].
-static inline void lctx_turn_query(const lctx_attend_args & a, const lctx_tile & tile, int column, int32_t angle, float * to) {
-    const float * q = (const float *)(a.q + tile.head(column) * a.q_head_stride + tile.token(column) * a.q_token_stride);
+static inline void lctx_turn_query(const lctx_attend_args & a, const lctx_tile & tile, int column, int32_t angle,
+                                   float * to) {
+    const float * q =
+        (const float *)(a.q + tile.head(column) * a.q_head_stride + tile.token(column) * a.q_token_stride);
     lctx_rotate_row(q, to, a.head_dim_k, a.angles + (size_t)angle * a.n_dims, a.n_dims, a.params.rope_mode);
     lctx_transform(to, a.head_dim_k, a.params.hadamard.k);
 }
@@ -101,7 +104,8 @@ static inline int lctx_together(const lctx_attend_args & a, const lctx_tile & ti
 
 // The first segment of the list of a column.
 static inline int64_t lctx_first_segment(const lctx_attend_args & a, const lctx_tile & tile, int column) {
-    return ((int64_t)a.choices().index(tile.token(column)) * a.n_choice + tile.head(column) / (a.n_head / a.n_choice)) * a.n_seg;
+    return ((int64_t)a.choices().index(tile.token(column)) * a.n_choice + tile.head(column) / (a.n_head / a.n_choice)) *
+           a.n_seg;
 }
 
 // Writes items in their order. Columns that read the same are together, and have one list.
@@ -217,7 +221,8 @@ struct lctx_item {
     int block_hi(int b) const { return std::min(hi, (b + 1) * LCTX_BLOCK); }
     bool is_partial(int cell, int n_cell) const { return cell < all_lo || cell + n_cell > all_hi; }
 
-    // The queries of the readers at the positions from which they look, from `turned` where it has them. rotated: [head_dim_k].
+    // The queries of the readers at the positions from which they look, from `turned` where it has them. rotated:
+    // [head_dim_k].
     void load_queries(const lctx_attend_args & a, const lctx_tile & tile, const lctx_columns & columns, float * rotated,
                       const lctx_turned & turned = {}) const {
         const float scale = lctx_query_scale(a.params.scale, a.params.softcap);
@@ -229,8 +234,10 @@ struct lctx_item {
             columns.set(i, turned.rows ? turned.of(readers[i], tile) : rotated, turned.rows ? 1.0f : scale);
         }
     }
-    // Take away what a reader does not read: score of cell cell_of(x) and reader i at s[x * cell_step + i * column_step].
-    template <typename F> void mask(const lctx_attend_args & a, int n_cell, float * s, int cell_step, int column_step, F && cell_of) const {
+    // Take away what a reader does not read: score of cell cell_of(x) and reader i at s[x * cell_step + i *
+    // column_step].
+    template <typename F>
+    void mask(const lctx_attend_args & a, int n_cell, float * s, int cell_step, int column_step, F && cell_of) const {
         for (int i = 0; i < n; i++) {
             const int first = cells.cell(a.segs[readers[i].seg].row0), end = cells.cell(a.segs[readers[i].seg].row1);
             for (int x = 0; x < n_cell; x++) {
@@ -251,7 +258,8 @@ template <typename F> static inline void lctx_each_readers(const lctx_tile_plan 
 }
 
 // Find the cells of the items, and count their blocks.
-static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t, int head_kv, const lctx_tile_plan & plan) {
+static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t, int head_kv,
+                               const lctx_tile_plan & plan) {
     const int size = a.params.chunk_size;
     plan.n_before[0] = 0;
     for (int i = 0; i < plan.n; i++) {
@@ -265,7 +273,8 @@ static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t
             lo = INT_MAX, hi = 0;
         }
         lctx_each_readers(plan, i, [&](const lctx_reader * readers, int n) {
-            const lctx_item item = is_whole ? lctx_item(a, head_kv, readers, n, lo, hi) : lctx_item(a, head_kv, readers, n);
+            const lctx_item item =
+                is_whole ? lctx_item(a, head_kv, readers, n, lo, hi) : lctx_item(a, head_kv, readers, n);
             lo = item.lo < item.hi ? std::min(lo, item.lo) : lo, hi = std::max(hi, item.hi);
             n_block += item.n_block();
         });
@@ -274,7 +283,8 @@ static inline void lctx_locate(const lctx_attend_args & a, const lctx_tiling & t
 }
 
 // Look up what a tile reads; once for all its parts.
-static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile, const lctx_tile_plan & plan) {
+static inline void lctx_invert(const lctx_attend_args & a, const lctx_tiling & t, const lctx_tile & tile,
+                               const lctx_tile_plan & plan) {
     lctx_merge_segments(a, t, tile, plan);
     lctx_locate(a, t, tile.head_kv, plan);
     lctx_lookups::segments += tile.n_column * a.n_seg;
@@ -286,8 +296,8 @@ template <typename F> static inline void lctx_each_item(const lctx_attend_args &
     for (int at = first; at < end; at++) {
         lctx_each_readers(plan, at, [&](const lctx_reader * readers, int n) {
             const int chunk = plan.bucket[at] - t.n_run;
-            lctx_item item =
-                chunk >= 0 && t.is_whole ? lctx_item(a, head_kv, readers, n, plan.lo[at], plan.hi[at]) : lctx_item(a, head_kv, readers, n);
+            lctx_item item = chunk >= 0 && t.is_whole ? lctx_item(a, head_kv, readers, n, plan.lo[at], plan.hi[at])
+                                                      : lctx_item(a, head_kv, readers, n);
             item.is_chunk = chunk >= 0;
             item.next = item.is_chunk && at + 1 < plan.n && plan.lo[at + 1] < plan.hi[at + 1] ? plan.lo[at + 1] : -1;
             f(item);

@@ -63,18 +63,19 @@ void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * t, void * data
 }
 
 // n_copies pieces of `size` bytes, whose beginnings are the strides apart.
-void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * t, const void * data, size_t offset, size_t size, size_t n_copies,
-                   size_t stride_tensor, size_t stride_data) {
+void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * t, const void * data, size_t offset, size_t size,
+                   size_t n_copies, size_t stride_tensor, size_t stride_data) {
     at_once(buffer, [&](cudaStream_t stream) {
-        return cudaMemcpy2DAsync((char *)t->data + offset, stride_tensor, data, stride_data, size, n_copies, cudaMemcpyDefault, stream);
+        return cudaMemcpy2DAsync((char *)t->data + offset, stride_tensor, data, stride_data, size, n_copies,
+                                 cudaMemcpyDefault, stream);
     });
 }
 
-void get_tensor_2d(ggml_backend_buffer_t buffer, const ggml_tensor * t, void * data, size_t offset, size_t size, size_t n_copies,
-                   size_t stride_tensor, size_t stride_data) {
+void get_tensor_2d(ggml_backend_buffer_t buffer, const ggml_tensor * t, void * data, size_t offset, size_t size,
+                   size_t n_copies, size_t stride_tensor, size_t stride_data) {
     at_once(buffer, [&](cudaStream_t stream) {
-        return cudaMemcpy2DAsync(data, stride_data, (const char *)t->data + offset, stride_tensor, size, n_copies, cudaMemcpyDefault,
-                                 stream);
+        return cudaMemcpy2DAsync(data, stride_data, (const char *)t->data + offset, stride_tensor, size, n_copies,
+                                 cudaMemcpyDefault, stream);
     });
 }
 
@@ -145,7 +146,8 @@ size_t grain_of(int device) {
     int is_supported = 0;
     size_t grain = 0;
     const bool ok = cuDeviceGet(&handle, device) == CUDA_SUCCESS &&
-                    cuDeviceGetAttribute(&is_supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, handle) == CUDA_SUCCESS &&
+                    cuDeviceGetAttribute(&is_supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                                         handle) == CUDA_SUCCESS &&
                     cuMemGetAllocationGranularity(&grain, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) == CUDA_SUCCESS;
     return ok && is_supported ? grain : 0;
 }
@@ -153,7 +155,8 @@ size_t grain_of(int device) {
 ggml_backend_buffer_t pinned_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     const int device = device_of(buft);
     void * data = nullptr;
-    if (device < 0 || cudaSetDevice(device) != cudaSuccess || cudaHostAlloc(&data, size, cudaHostAllocPortable) != cudaSuccess) {
+    if (device < 0 || cudaSetDevice(device) != cudaSuccess ||
+        cudaHostAlloc(&data, size, cudaHostAllocPortable) != cudaSuccess) {
         cudaGetLastError();  // ggml takes what is left for an error of its own
         return nullptr;
     }
@@ -176,10 +179,14 @@ class arena final : public lctx_device_range {
     arena(const arena &) = delete;
     arena & operator=(const arena &) = delete;
 
-    ggml_backend_buffer_t new_buffer() override { return ggml_backend_buffer_init(buft_, buffer_interface(), &memory_, memory_.size); }
+    ggml_backend_buffer_t new_buffer() override {
+        return ggml_backend_buffer_init(buft_, buffer_interface(), &memory_, memory_.size);
+    }
     bool commit(size_t from, size_t end) override;
     void give_back(size_t from, size_t end) override;
-    uint64_t committed() const override { return grain_ * std::count(is_committed_.begin(), is_committed_.end(), true); }
+    uint64_t committed() const override {
+        return grain_ * std::count(is_committed_.begin(), is_committed_.end(), true);
+    }
 
   private:
     bool map(size_t index);

@@ -1,4 +1,5 @@
-// Memory that kernels of a CUDA device reach, in buffers of the device's own type: a scheduler copies what lies in other types.
+// Memory that kernels of a CUDA device reach, in buffers of the device's own type: a scheduler copies what lies in
+// other types.
 #pragma once
 
 #include "../base/backend.h"

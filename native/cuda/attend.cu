@@ -1,6 +1,6 @@
-// *attend* on the tensor cores: a block of threads is a tile of 16 (decode) or more (prefill) columns of one KV head, and a split of what
-// it reads. Rows become f16 in shared memory; the next rows are on their way while these are read. Partial states are merged by a second
-// kernel.
+// *attend* on the tensor cores: a block of threads is a tile of 16 (decode) or more (prefill) columns of one KV head,
+// and a split of what it reads. Rows become f16 in shared memory; the next rows are on their way while these are read.
+// Partial states are merged by a second kernel.
 #include "blocks.h"
 #include "decode.h"
 #include "expand.h"
@@ -13,10 +13,10 @@ namespace {
 template <typename S> using queries = lctx_cuda_queries<S::WARP_DIM, S::WARP_DIM <= 144, lctx_cuda_padded<S::STRIDE>>;
 template <typename S> using flash = lctx_cuda_flash<S::WARP_DIM, S::WARP_ROWS, lctx_cuda_padded<S::STRIDE>>;
 
-// The queries of a tile, turned to the positions from which they look at an item; scores are base 2 without softcap. Columns that read
-// nothing of it keep what they had: their scores are not used.
-template <typename S> __device__ void load_queries(const lctx_attend_args & a, const lctx_cuda_tile & t, const typename S::memory & m,
-                                                   int buffer, uint16_t * to) {
+// The queries of a tile, turned to the positions from which they look at an item; scores are base 2 without softcap.
+// Columns that read nothing of it keep what they had: their scores are not used.
+template <typename S> __device__ void load_queries(const lctx_attend_args & a, const lctx_cuda_tile & t,
+                                                   const typename S::memory & m, int buffer, uint16_t * to) {
     const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LCTX_LOG2_E;
     const auto reads = [&](int c) { return m.lo[buffer][c] < m.hi[buffer][c]; };
     const int32_t * angle = m.angle[buffer];
@@ -45,8 +45,9 @@ template <typename S> __device__ void load_queries(const lctx_attend_args & a, c
 }
 
 // The states of the warps that share columns become one; thread by dimensions.
-template <typename S> __device__ void merge_warps(const lctx_attend_args & a, const lctx_cuda_tile & t, const lctx_partial_states & partial,
-                                                  int split, const flash<S> & f, float * states) {
+template <typename S> __device__ void merge_warps(const lctx_attend_args & a, const lctx_cuda_tile & t,
+                                                  const lctx_partial_states & partial, int split, const flash<S> & f,
+                                                  float * states) {
     float * mine = states + lctx_warp() * S::COLUMNS * S::STATE;
     f.each_result([&](int c, int d, float m, float l, float o0, float o1) {
         float * to = mine + c * S::STATE;
@@ -65,12 +66,14 @@ template <typename S> __device__ void merge_warps(const lctx_attend_args & a, co
 }
 
 // Groups of 16 rows, from row `first` on, that any column of this warp reads: bit n of the n-th.
-template <typename S> __device__ uint32_t groups_read(const typename S::memory & m, int buffer, int column0, int row0, int first) {
+template <typename S>
+__device__ uint32_t groups_read(const typename S::memory & m, int buffer, int column0, int row0, int first) {
     constexpr int N = S::WARP_ROWS / 16;
     const lctx_cuda_item & item = m.item[buffer];
     if (item.by_chunk) {
         uint32_t groups = 0;
-        lctx_unrolled<N>([&](int n) { groups |= m.piece[buffer][row0 / 16 + n].columns >> column0 & 0xffff ? 1u << n : 0; });
+        lctx_unrolled<N>(
+            [&](int n) { groups |= m.piece[buffer][row0 / 16 + n].columns >> column0 & 0xffff ? 1u << n : 0; });
         return groups;
     }
     first += row0;
@@ -97,10 +100,11 @@ template <typename S> __device__ void mask_pieces(const typename S::memory & m, 
     });
 }
 
-// A block of rows: what no column of a warp reads, that warp leaves out. factor: of weights, by which values were divided.
-template <typename S> __device__ void attend_block(const lctx_attend_args & a, const typename S::memory & m, int buffer, int first,
-                                                   const queries<S> & q, const uint16_t * k, const uint16_t * v, float factor, float * sums,
-                                                   flash<S> & f) {
+// A block of rows: what no column of a warp reads, that warp leaves out. factor: of weights, by which values were
+// divided.
+template <typename S> __device__ void attend_block(const lctx_attend_args & a, const typename S::memory & m, int buffer,
+                                                   int first, const queries<S> & q, const uint16_t * k,
+                                                   const uint16_t * v, float factor, float * sums, flash<S> & f) {
     constexpr uint32_t ALL = (1u << S::WARP_ROWS / 16) - 1;
     const int column0 = S::column0(), row0 = S::row0(), at = row0 * S::STRIDE + S::dim0();
     const lctx_cuda_item & item = m.item[buffer];
@@ -136,18 +140,20 @@ template <typename S> __device__ void attend_block(const lctx_attend_args & a, c
     f.weigh(v + at, groups);
 }
 
-// The end of the blocks of a run, from `block` on, that all columns read whole, without anything to mask or to scale; 0: this is none.
+// The end of the blocks of a run, from `block` on, that all columns read whole, without anything to mask or to scale;
+// 0: this is none.
 template <typename S> __device__ int whole_end(const lctx_attend_args & a, const lctx_cuda_item & item, int block) {
-    const bool whole = !item.by_chunk && !item.near && block * S::ROWS >= item.all_lo && a.head_dim_k == S::DIM && a.head_dim_v == S::DIM;
+    const bool whole = !item.by_chunk && !item.near && block * S::ROWS >= item.all_lo && a.head_dim_k == S::DIM &&
+                       a.head_dim_v == S::DIM;
     const bool halves = a.cache.v_pool.type != GGML_TYPE_F32 && a.cache.v_pool.type != GGML_TYPE_BF16;
     return whole && halves && a.params.softcap == 0.0f ? item.all_hi / S::ROWS : 0;
 }
 
-// The blocks after `now` as long as the two that come after each are of the same kind: what most of a long text is, without questions.
-// `now` is on its way, and for st.ahead == 2 the one after it. Returns how many were read.
-template <typename S, bool F16> __device__ __forceinline__ int attend_whole(const lctx_attend_reader<S, F16> & r,
-                                                                            const lctx_cuda_item & item, int block, int step, int i,
-                                                                            const queries<S> & q, flash<S> & f) {
+// The blocks after `now` as long as the two that come after each are of the same kind: what most of a long text is,
+// without questions. `now` is on its way, and for st.ahead == 2 the one after it. Returns how many were read.
+template <typename S, bool F16>
+__device__ __forceinline__ int attend_whole(const lctx_attend_reader<S, F16> & r, const lctx_cuda_item & item,
+                                            int block, int step, int i, const queries<S> & q, flash<S> & f) {
     const lctx_attend_args & a = r.a;
     const int n = (whole_end<S>(a, item, block) - 1 - block) / step - 1;  // block + (n + 1) step is the last
     const auto page_of = [&](int b) { return lctx_page_of(a.cache.table, b * S::ROWS, r.t.head_kv, item.seq); };
@@ -171,7 +177,8 @@ template <typename S, bool F16> __device__ __forceinline__ int attend_whole(cons
 }
 
 template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
-    attend(const lctx_attend_args a, const lctx_attend_stages st, const lctx_partial_states partial, const lctx_cuda_plan plan, int first) {
+    attend(const lctx_attend_args a, const lctx_attend_stages st, const lctx_partial_states partial,
+           const lctx_cuda_plan plan, int first) {
     const int side = (int)blockIdx.x, head_kv = (int)blockIdx.y;
     const lctx_cuda_tile t(a, lctx_cuda_tiling(a, S::COLUMNS), first + side, head_kv);
     char * shared = lctx_shared();
@@ -222,7 +229,8 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
                 }
             }
         }
-        const lctx_attend_cursor after = next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
+        const lctx_attend_cursor after =
+            next.valid ? walk.next(next) : next;  // looked up while blocks are on their way
         st.wait();
         __syncthreads();  // the block is here, and no thread still reads the one before
         const bool turns = now.buffer != loaded && m.item[now.buffer].turns;
@@ -267,9 +275,10 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     }
 }
 
-// The states of all splits become the result, by a block of threads: what states are weighed with is computed by a thread for each, so that
-// no thread waits for one after the other. factors: [n_split] in shared memory.
-__device__ void merge_splits(const lctx_attend_args & a, const lctx_partial_states & partial, int token, int head, float * factors) {
+// The states of all splits become the result, by a block of threads: what states are weighed with is computed by a
+// thread for each, so that no thread waits for one after the other. factors: [n_split] in shared memory.
+__device__ void merge_splits(const lctx_attend_args & a, const lctx_partial_states & partial, int token, int head,
+                             float * factors) {
     const float * states = partial.of(a, 0, token, head);
     const size_t stride = lctx_partial_states::n_float(a);
     float m = -INFINITY, l = 0.0f;
@@ -321,14 +330,16 @@ __global__ void transform_back(const lctx_attend_args a) {
 
 // Parts of a tile: about two blocks of threads for every multiprocessor, and no more than there are pages.
 template <typename S> int n_split(const lctx_cuda_device & device, const lctx_attend_args & a) {
-    const int n_block = lctx_cuda_tiling(a, S::COLUMNS).n_tile() * a.n_head_kv, n_wanted = 2 * device.n_multiprocessor / n_block;
+    const int n_block = lctx_cuda_tiling(a, S::COLUMNS).n_tile() * a.n_head_kv,
+              n_wanted = 2 * device.n_multiprocessor / n_block;
     return lctx_max(1, lctx_min(n_wanted, (int)a.cache.table.head_stride));
 }
 
 // Tiles of a KV head at a time: their plans are in the work buffer together.
 template <typename S> int n_side(const lctx_cuda_device & device, const lctx_attend_args & a) {
     const int n_tile = lctx_cuda_tiling(a, S::COLUMNS).n_tile();
-    return lctx_cuda_plan::has_chunks(a) ? lctx_min(n_tile, (int)lctx_div_up(2 * device.n_multiprocessor, a.n_head_kv)) : n_tile;
+    return lctx_cuda_plan::has_chunks(a) ? lctx_min(n_tile, (int)lctx_div_up(2 * device.n_multiprocessor, a.n_head_kv))
+                                         : n_tile;
 }
 
 // Bytes of the partial states, after which the plans stand.
@@ -352,7 +363,8 @@ template <typename S, bool F16> void launch(const lctx_cuda_queue & queue, const
             lctx_cuda_make_plans(queue, a, plan, S::COLUMNS, first);
         }
         const dim3 grid(plan.n_tile, a.n_head_kv, partial.n_split);
-        lctx_launch(attend<S, F16>, grid, S::THREADS, st.template n_shared<S>(), queue.stream, a, st, partial, plan, first);
+        lctx_launch(attend<S, F16>, grid, S::THREADS, st.template n_shared<S>(), queue.stream, a, st, partial, plan,
+                    first);
     }
     lctx_cuda_finish_attend(queue, a, partial);
 }
@@ -361,13 +373,15 @@ template <typename S, bool F16> void launch(const lctx_cuda_queue & queue, const
 template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
     lctx_cuda_with_width(lctx_max(a.head_dim_k, a.head_dim_v), [&](auto width) {
         constexpr int DIM = decltype(width)::DIM;
-        return DIM <= 256 && !lctx_cuda_tiling::is_few(a) ? f(lctx_attend_shape<DIM, (DIM > 256)>()) : f(lctx_attend_shape<DIM, true>());
+        return DIM <= 256 && !lctx_cuda_tiling::is_few(a) ? f(lctx_attend_shape<DIM, (DIM > 256)>())
+                                                          : f(lctx_attend_shape<DIM, true>());
     });
 }
 
 }  // namespace
 
-void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & a, const lctx_partial_states & partial) {
+void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & a,
+                             const lctx_partial_states & partial) {
     const dim3 grid(a.n_tokens * a.n_head);
     const lctx_partial_states of_lists = {lctx_cuda_list_splits(queue.device, a), partial.data};
     if (lctx_max(partial.n_split, of_lists.n_split) > 1) {

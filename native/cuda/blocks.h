@@ -8,11 +8,12 @@
 // PIECES: of a block of rows.
 template <int COLUMNS, int PIECES> struct lctx_attend_memory : lctx_cuda_walk_memory<COLUMNS> {
     lctx_cuda_piece piece[LCTX_CUDA_ITEMS][PIECES];  // of the items by chunk
-    int32_t most[2];  // bits of the largest value of a block of rows if it does not fit f16, else 0; blocks use them in turn
+    int32_t most[2];  // bits of the largest value of a block of rows if it does not fit f16, else 0; blocks use them in
+                      // turn
 };
 
-// One warp has 16 columns. With few columns the warps share the rows of a block instead, and of wide heads the dimensions: registers hold
-// the results of 144 of them easily.
+// One warp has 16 columns. With few columns the warps share the rows of a block instead, and of wide heads the
+// dimensions: registers hold the results of 144 of them easily.
 template <int DIM_, bool FEW> struct lctx_attend_shape {
     static constexpr int DIM = DIM_;  // of K and V, padded
     static constexpr bool WIDE = DIM > 256;
@@ -28,7 +29,8 @@ template <int DIM_, bool FEW> struct lctx_attend_shape {
     static constexpr int STRIDE = DIM + 8;
     static constexpr size_t TILE = (size_t)2 * ROWS * STRIDE * sizeof(uint16_t);  // K, then V
     static constexpr size_t QUERIES = (size_t)COLUMNS * STRIDE * sizeof(uint16_t);
-    static constexpr size_t SUMS = WIDE ? (size_t)DIM_WARPS * 16 * ROWS * sizeof(float) : 0;  // scores of the warps that share dimensions
+    static constexpr size_t SUMS =
+        WIDE ? (size_t)DIM_WARPS * 16 * ROWS * sizeof(float) : 0;  // scores of the warps that share dimensions
     using memory = lctx_attend_memory<COLUMNS, PIECES>;
     static constexpr size_t WALK = sizeof(memory);
     // states of the warps that share columns, where the tile was
@@ -44,15 +46,21 @@ template <int DIM_, bool FEW> struct lctx_attend_shape {
 
 // Divides shared memory: into tiles of f16 rows, or one tile and before it the bytes of the next rows.
 struct lctx_attend_stages {
-    int ahead;  // blocks that are on their way while one is read: two where two blocks of threads have room for that, else one or none
+    int ahead;  // blocks that are on their way while one is read: two where two blocks of threads have room for that,
+                // else one or none
     int n_tile;
     uint32_t n_raw;  // bytes of the rows of a block
 
-    template <typename S, bool F16> static lctx_attend_stages of(const lctx_cuda_device & device, const lctx_attend_args & a) {
+    template <typename S, bool F16>
+    static lctx_attend_stages of(const lctx_cuda_device & device, const lctx_attend_args & a) {
         const size_t of_values = lctx_values_in_keys(a.cache) ? 0 : a.cache.v_pool.row_size;
         const uint32_t raw = S::ROWS * (uint32_t)(a.cache.k_pool.row_size + of_values);
-        const auto with = [&](int ahead) { return F16 ? lctx_attend_stages{ahead, ahead + 1, 0} : lctx_attend_stages{ahead, 1, raw}; };
-        const auto fits = [&](int ahead, size_t n_block) { return n_block * with(ahead).template n_shared<S>() <= device.max_shared; };
+        const auto with = [&](int ahead) {
+            return F16 ? lctx_attend_stages{ahead, ahead + 1, 0} : lctx_attend_stages{ahead, 1, raw};
+        };
+        const auto fits = [&](int ahead, size_t n_block) {
+            return n_block * with(ahead).template n_shared<S>() <= device.max_shared;
+        };
         return with(fits(2, 2) ? 2 : fits(1, 1) ? 1 : 0);
     }
     // Until the block that is read next is here, as far as this thread has copied it.
@@ -76,8 +84,9 @@ struct lctx_attend_cursor {
 };
 
 // Begin to copy f16 rows of pieces into a tile; what is not read of a piece becomes 0.
-template <typename S> static __device__ __forceinline__ void lctx_cuda_copy_pieces(const lctx_pool_args & pool, int n_dim,
-                                                                                   const lctx_cuda_piece * pieces, uint16_t * tile) {
+template <typename S>
+static __device__ __forceinline__ void lctx_cuda_copy_pieces(const lctx_pool_args & pool, int n_dim,
+                                                             const lctx_cuda_piece * pieces, uint16_t * tile) {
     constexpr int PER_ROW = S::DIM / 8, CELLS = lctx_cuda_piece::CELLS, STEPS = S::ROWS * PER_ROW / S::THREADS;
     [[maybe_unused]] constexpr int AT_ONCE = STEPS > 8 ? 4 : STEPS;
 #ifdef __CUDACC__
@@ -88,7 +97,8 @@ template <typename S> static __device__ __forceinline__ void lctx_cuda_copy_piec
         const lctx_cuda_piece & piece = pieces[row / CELLS];
         const int at = row % CELLS - piece.lo;
         const char * from = lctx_pool_at(pool, (size_t)piece.row + at) + d * sizeof(uint16_t);
-        lctx_copy_16_or_zeros(tile + row * S::STRIDE + d, at >= 0 && at < piece.hi - piece.lo && d < n_dim ? from : nullptr);
+        lctx_copy_16_or_zeros(tile + row * S::STRIDE + d,
+                              at >= 0 && at < piece.hi - piece.lo && d < n_dim ? from : nullptr);
     }
 }
 
@@ -104,8 +114,8 @@ template <typename S, bool F16> struct lctx_attend_reader {
     __device__ char * raw(int i) const { return shared + st.n_tile * S::TILE + i % st.ahead * st.n_raw; }
     __device__ char * end() const { return shared + st.n_tile * S::TILE + st.ahead * st.n_raw; }
     // f(block of rows that lie together) for all that is read at a cursor: a run has one, chunks have pieces.
-    template <typename F>
-    __device__ __forceinline__ void each_block(const typename S::memory & m, const lctx_attend_cursor & p, F && f) const {
+    template <typename F> __device__ __forceinline__ void each_block(const typename S::memory & m,
+                                                                     const lctx_attend_cursor & p, F && f) const {
         const lctx_cuda_item & item = m.item[p.buffer];
         const int run = p.block * S::ROWS;
         int lo = lctx_max(item.lo - run, 0), hi = lctx_min(item.hi - run, S::ROWS);
@@ -142,7 +152,8 @@ template <typename S, bool F16> struct lctx_attend_reader {
                 return;
             }
             const char *k = b.is_gathered() ? nullptr : b.k(), *v = b.v();
-            lctx_cuda_copy_rows<S>(a.head_dim_k, b.lo, b.hi, [&](int row) { return k ? k + row * k_row : b.gathered_k(row); }, k_tile(i));
+            lctx_cuda_copy_rows<S>(
+                a.head_dim_k, b.lo, b.hi, [&](int row) { return k ? k + row * k_row : b.gathered_k(row); }, k_tile(i));
             lctx_cuda_copy_rows<S>(a.head_dim_v, b.lo, b.hi, [&](int row) { return v + row * v_row; }, v_tile(i));
         } else if (st.ahead > 0 && !b.is_gathered()) {
             lctx_cuda_copy_bytes(raw(i), b.k(), b.lo * k_row, b.hi * k_row);
@@ -176,18 +187,21 @@ template <typename S, bool F16> struct lctx_attend_reader {
         each_block(m, p, [&](const lctx_cuda_block & b) {
             const char * k = is_here(b) ? raw(i) : b.is_gathered() ? nullptr : b.k();
             lctx_cuda_unpack_rows<S>(
-                a.cache.k_pool.type, a.head_dim_k, b.lo, b.hi, [&](int i) { return k ? k + i * k_row : b.gathered_k(i); }, k_tile(0));
+                a.cache.k_pool.type, a.head_dim_k, b.lo, b.hi,
+                [&](int i) { return k ? k + i * k_row : b.gathered_k(i); }, k_tile(0));
         });
         return lctx_cuda_scaled(m.most, i, [&](float factor) {
             float most = 0.0f;
-            each_block(m, p, [&](const lctx_cuda_block & b) { most = fmaxf(most, unpack_values(b, i, 1.0f / factor)); });
+            each_block(m, p,
+                       [&](const lctx_cuda_block & b) { most = fmaxf(most, unpack_values(b, i, 1.0f / factor)); });
             return most;
         });
     }
     __device__ bool is_here(const lctx_cuda_block & b) const { return st.ahead > 0 && !b.is_gathered(); }
     // Return where the bytes of values begin after those that were fetched of keys, which may have them.
     __device__ size_t values() const {
-        return lctx_values_in_keys(a.cache) ? a.cache.v_pool.data - a.cache.k_pool.data : S::ROWS * a.cache.k_pool.row_size;
+        return lctx_values_in_keys(a.cache) ? a.cache.v_pool.data - a.cache.k_pool.data
+                                            : S::ROWS * a.cache.k_pool.row_size;
     }
     // Values divided by `factor`; returns the largest of this thread where it may be more than a half.
     __device__ float unpack_values(const lctx_cuda_block & b, int i, float factor) const {
@@ -195,9 +209,11 @@ template <typename S, bool F16> struct lctx_attend_reader {
         const char * v = is_here(b) ? raw(i) + values() : b.v();
         const auto row = [&](int i) { return v + i * v_row; };
         switch (a.cache.v_pool.type) {
-            case GGML_TYPE_F32:  return lctx_cuda_unpack_values<lctx_cuda_f32, S>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
-            case GGML_TYPE_BF16: return lctx_cuda_unpack_values<lctx_cuda_bf16, S>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
-            default:             lctx_cuda_unpack_rows<S>(a.cache.v_pool.type, a.head_dim_v, b.lo, b.hi, row, v_tile(0));
+            case GGML_TYPE_F32:
+                return lctx_cuda_unpack_values<lctx_cuda_f32, S>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
+            case GGML_TYPE_BF16:
+                return lctx_cuda_unpack_values<lctx_cuda_bf16, S>(a.head_dim_v, b.lo, b.hi, row, factor, v_tile(0));
+            default: lctx_cuda_unpack_rows<S>(a.cache.v_pool.type, a.head_dim_v, b.lo, b.hi, row, v_tile(0));
         }
         return 0.0f;
     }
@@ -219,8 +235,11 @@ template <typename S> struct lctx_attend_walker {
     __device__ static int first(const lctx_cuda_item & s) { return s.lo < s.hi ? s.lo / S::ROWS : 0; }
     __device__ static int end(const lctx_cuda_item & s) { return s.lo < s.hi ? (s.hi + S::ROWS - 1) / S::ROWS : 0; }
     // The block of this split from `block` on.
-    __device__ int from(const lctx_cuda_item & s, int block) const { return split.next(block, s.n_before + block - first(s)); }
-    // The block of this split after p; all threads call. One barrier for an item: what it replaces is not read any more.
+    __device__ int from(const lctx_cuda_item & s, int block) const {
+        return split.next(block, s.n_before + block - first(s));
+    }
+    // The block of this split after p; all threads call. One barrier for an item: what it replaces is not read any
+    // more.
     __device__ lctx_attend_cursor next(lctx_attend_cursor p) {
         if (p.valid) {
             const int block = p.block + split.n_split;

@@ -15,7 +15,8 @@ static __device__ inline void lctx_put_block(float x, char * block) {
     }
 }
 
-// One chunk and KV head, by a block of threads: the vectors of the summary one after the other, and then all of it is written.
+// One chunk and KV head, by a block of threads: the vectors of the summary one after the other, and then all of it is
+// written.
 struct lctx_channels {
     const lctx_summarize_args & a;
     const lctx_completed & c;
@@ -79,9 +80,11 @@ struct lctx_channels {
             most[i] = -INFINITY, least[i] = INFINITY;
         }
         each_key([&](int i, float x) { most[i] = fmaxf(most[i], x), least[i] = fminf(least[i], x); });
-        threads.reduce(most, partials, [](float x, float y) { return fmaxf(x, y); }, [&](int d, float x) { summary[d] = x; });
         threads.reduce(
-            least, partials, [](float x, float y) { return fminf(x, y); }, [&](int d, float x) { summary[threads.dim + d] = x; });
+            most, partials, [](float x, float y) { return fmaxf(x, y); }, [&](int d, float x) { summary[d] = x; });
+        threads.reduce(
+            least, partials, [](float x, float y) { return fminf(x, y); },
+            [&](int d, float x) { summary[threads.dim + d] = x; });
     }
     __device__ static float add(float x, float y) { return x + y; }
     __device__ __forceinline__ void mean() const {
@@ -106,8 +109,8 @@ struct lctx_channels {
     }
 
   private:
-    // scale^2/2 times the variance of all keys but number `without`; a second pass: the mean of some channels is far larger
-    // than what they differ by.
+    // scale^2/2 times the variance of all keys but number `without`; a second pass: the mean of some channels is far
+    // larger than what they differ by.
     __device__ __forceinline__ void add_variance(int without) const {
         const float factor = 0.5f * a.params.scale * a.params.scale / (float)(a.params.chunk_size - 1);
         float squares[8] = {};

@@ -37,7 +37,8 @@ template <int WARPS> struct lctx_chooser {
     static size_t shared(const lctx_select_args & a) { return FIXED + a.chunks.n_range * sizeof(lctx_chunk_range); }
     static constexpr size_t FIXED = N_BIN * sizeof(int) + (WARPS == 1 ? 0 : WARPS * sizeof(tally));
     __device__ int * bins() const {
-        return (int *)(lctx_shared() + (WARPS == 1 ? lctx_warp() * (FIXED + a.chunks.n_range * sizeof(lctx_chunk_range)) : 0));
+        return (int *)(lctx_shared() +
+                       (WARPS == 1 ? lctx_warp() * (FIXED + a.chunks.n_range * sizeof(lctx_chunk_range)) : 0));
     }
     __device__ tally * tallies() const { return (tally *)(bins() + N_BIN); }
     __device__ lctx_chunk_range * ranges() const { return (lctx_chunk_range *)((char *)bins() + FIXED); }
@@ -73,7 +74,8 @@ template <int WARPS> struct lctx_chooser {
         }
     }
     // f(chunk, its key or score) for every `step`-th of chunks [first, end); four are on their way together.
-    template <typename T, typename F> __device__ static __forceinline__ void each_of(const T * from, int first, int end, int step, F && f) {
+    template <typename T, typename F>
+    __device__ static __forceinline__ void each_of(const T * from, int first, int end, int step, F && f) {
         constexpr int AT_ONCE = 4;
         for (; first < end; first += AT_ONCE * step) {
             T x[AT_ONCE];
@@ -93,8 +95,9 @@ template <int WARPS> struct lctx_chooser {
         return sum;
     }
     __device__ void make_keys() const {
-        each_of(scores, all.first + thread(), all.end, STEP,
-                [&](int c, float of_first) { keys[c] = lctx_choice_key::of(slot_of(c) < 0 ? NAN : score(c, of_first)); });
+        each_of(scores, all.first + thread(), all.end, STEP, [&](int c, float of_first) {
+            keys[c] = lctx_choice_key::of(slot_of(c) < 0 ? NAN : score(c, of_first));
+        });
         sync();
     }
     // Count how many keys have each value of the digit at `shift`, of those that begin with `prefix`.
@@ -145,7 +148,8 @@ template <int WARPS> struct lctx_chooser {
         return {prefix, n};
     }
 
-    // Write those of chunks [first, end) that the cut leaves as the result from number n on; returns the number after the last. One warp.
+    // Write those of chunks [first, end) that the cut leaves as the result from number n on; returns the number after
+    // the last. One warp.
     __device__ int put_chunks(cut c, int first, int end, int n) const {
         constexpr int AT_ONCE = 4;
         for (; first < end; first += AT_ONCE * LCTX_WARP) {
@@ -179,7 +183,8 @@ template <int WARPS> struct lctx_chooser {
         const int size = (int)lctx_div_up(all.end - all.first, STEP) * LCTX_WARP;
         const int first = lctx_min(all.first + lctx_warp() * size, all.end), end = lctx_min(first + size, all.end);
         int n_above = 0, n_at = 0;
-        each_of(keys, first + lctx_lane(), end, LCTX_WARP, [&](int, uint32_t key) { n_above += key > c.least, n_at += key == c.least; });
+        each_of(keys, first + lctx_lane(), end, LCTX_WARP,
+                [&](int, uint32_t key) { n_above += key > c.least, n_at += key == c.least; });
         return {first, end, lctx_warp_sum(n_above), lctx_warp_sum(n_at)};
     }
     // Put what the cut leaves of all chunks, by all warps of a block.

@@ -19,7 +19,8 @@ struct lctx_completed {
 };
 
 // Elements [d, d + 8) of key i of the chunk.
-static __device__ inline void lctx_key_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d, float (&x)[8]) {
+static __device__ inline void lctx_key_8(const lctx_summarize_args & a, const lctx_completed & c, int i, int d,
+                                         float (&x)[8]) {
     lctx_load_8(a.cache.k_pool.type, lctx_key_row(a.cache, c.cell + i, c.head_kv, c.seq), d, a.params.hadamard.k, x);
 }
 
@@ -32,11 +33,15 @@ struct lctx_sharing {
     int dim, n_row, row, d;
 
     __device__ explicit lctx_sharing(int dim)
-        : dim(dim), n_row((int)blockDim.x * 8 / dim), row((int)threadIdx.x / (dim / 8)), d((int)threadIdx.x % (dim / 8) * 8) {}
+        : dim(dim),
+          n_row((int)blockDim.x * 8 / dim),
+          row((int)threadIdx.x / (dim / 8)),
+          d((int)threadIdx.x % (dim / 8) * 8) {}
     __device__ bool works() const { return row < n_row; }
-    // Reduce what the threads have of every element: write(element, result), by the same thread each time. partials: 8 floats per thread,
-    // free afterwards.
-    template <typename F, typename W> __device__ void reduce(const float (&x)[8], float * partials, F && f, W && write) const {
+    // Reduce what the threads have of every element: write(element, result), by the same thread each time. partials: 8
+    // floats per thread, free afterwards.
+    template <typename F, typename W>
+    __device__ void reduce(const float (&x)[8], float * partials, F && f, W && write) const {
         for (int i = 0; i < 8; i++) {
             partials[threadIdx.x * 8 + i] = x[i];
         }

@@ -1,7 +1,8 @@
-// *attend* of few tokens: what tensor cores would multiply is less than what is read. A tile is heads of one token that read the same, one
-// that chooses for itself or up to four of a KV head, and what it reads is their list of segments. The list is cut into pieces of 16 rows
-// whose number follows from its ends, so that every warp finds its split without a walk. A warp reads rows from memory into registers and
-// has queries and states of its own: warps do not wait for each other until the states are merged.
+// *attend* of few tokens: what tensor cores would multiply is less than what is read. A tile is heads of one token that
+// read the same, one that chooses for itself or up to four of a KV head, and what it reads is their list of segments.
+// The list is cut into pieces of 16 rows whose number follows from its ends, so that every warp finds its split without
+// a walk. A warp reads rows from memory into registers and has queries and states of its own: warps do not wait for
+// each other until the states are merged.
 #include "decode.h"
 
 #include "hadamard.h"
@@ -26,7 +27,8 @@ constexpr int WARPS = 4, THREADS = WARPS * LCTX_WARP;
 template <int LANES_, int OCTETS_, int HEADS_, typename TYPE_> struct shape {
     using TYPE = TYPE_;
     static constexpr bool KNOWN = !std::is_void_v<TYPE>;
-    static constexpr bool IN_BYTES = KNOWN && !std::is_same_v<TYPE, lctx_cuda_f16>;  // products with keys as they are stored
+    static constexpr bool IN_BYTES =
+        KNOWN && !std::is_same_v<TYPE, lctx_cuda_f16>;  // products with keys as they are stored
     static constexpr int LANES = LANES_, OCTETS = OCTETS_, HEADS = HEADS_;
     static constexpr int DIM = 8 * LANES * OCTETS;
     static constexpr int ROWS = LCTX_WARP / LANES;  // side by side
@@ -76,7 +78,9 @@ struct head_tiles {
         n_part = (int)lctx_div_up(n_same, most), n_tile = a.n_head / n_same * n_part;
     }
     LCTX_HD int first(int tile, int most) const { return tile / n_part * n_same + tile % n_part * most; }
-    LCTX_HD int end(int tile, int most) const { return lctx_min(first(tile, most) + most, (tile / n_part + 1) * n_same); }
+    LCTX_HD int end(int tile, int most) const {
+        return lctx_min(first(tile, most) + most, (tile / n_part + 1) * n_same);
+    }
 };
 
 // ---- which rows ----
@@ -141,7 +145,8 @@ struct list {
             const int before = lctx_shuffle(first, run), begin = lctx_shuffle(lo, run), end = lctx_shuffle(hi, run);
             const int cell = (begin / PIECE + i - before) * PIECE;
             if (i >= before && begin < end && cell < end) {
-                p = {lctx_max(cell, begin), lctx_min(cell + PIECE, end), segs[run].angle, (int32_t)(a.params.near_mask >> run & 1)};
+                p = {lctx_max(cell, begin), lctx_min(cell + PIECE, end), segs[run].angle,
+                     (int32_t)(a.params.near_mask >> run & 1)};
             }
         }
         if (i >= n_in_runs && i < n) {
@@ -156,15 +161,17 @@ struct list {
         return p;
     }
     __device__ size_t pool_row(const piece & p, int cell) const {
-        const lctx_table_args & table = a.cache.table;  // a piece lies in two pages at most, or units where rows are staged
+        const lctx_table_args & table =
+            a.cache.table;  // a piece lies in two pages at most, or units where rows are staged
         return lctx_row_in(table, cell >> table.shift == p.lo >> table.shift ? p.first_page : p.last_page, cell);
     }
     // The key of a cell of a piece; what a head that evicts has in a near ring goes by row number.
     __device__ const char * key(const piece & p, int cell) const {
-        return p.near ? lctx_near_row(a.cache, cells.row(cell), head_kv, seq) : lctx_pool_at(a.cache.k_pool, pool_row(p, cell));
+        return p.near ? lctx_near_row(a.cache, cells.row(cell), head_kv, seq)
+                      : lctx_pool_at(a.cache.k_pool, pool_row(p, cell));
     }
-    // Of a piece, the cells from `cell` on whose rows lie together, wherever rows are staged: results do not depend on that. The lanes of
-    // a warp look at one each, and there are fewer than lanes.
+    // Of a piece, the cells from `cell` on whose rows lie together, wherever rows are staged: results do not depend on
+    // that. The lanes of a warp look at one each, and there are fewer than lanes.
     __device__ int n_together(const piece & p, int cell) const {
         const int n = lctx_min(p.hi, (cell / PIECE + 1) * PIECE) - cell;
         if (!p.near) {
@@ -218,7 +225,9 @@ template <typename T> struct byte_octet {
         scale = lctx_from_half((uint16_t)lctx_word(block));
     }
     // No byte carries into the next one.
-    __device__ static uint32_t centered(uint32_t levels) { return (levels + (128 - T::MIDDLE) * 0x01010101u) ^ 0x80808080u; }
+    __device__ static uint32_t centered(uint32_t levels) {
+        return (levels + (128 - T::MIDDLE) * 0x01010101u) ^ 0x80808080u;
+    }
 };
 
 // A number is scale (STEPS high + low), so two bytes have it to 16 bits of the largest.
@@ -238,7 +247,8 @@ struct query_bytes {
         scale = is_finite ? most / (127.0f * STEPS) : NAN;
         high[0] = high[1] = low[0] = low[1] = 0;
         lctx_unrolled<8>([&](int i) {
-            const float y = is_finite ? x[i] * inverse : 0.0f, of_high = rintf(y), of_low = rintf((y - of_high) * STEPS);
+            const float y = is_finite ? x[i] * inverse : 0.0f, of_high = rintf(y),
+                        of_low = rintf((y - of_high) * STEPS);
             high[i / 4] |= (uint32_t)(uint8_t)(int)of_high << i % 4 * 8;
             low[i / 4] |= (uint32_t)(uint8_t)(int)of_low << i % 4 * 8;
         });
@@ -254,7 +264,8 @@ struct query_bytes {
 template <typename S, typename OCTET> struct rows {
     OCTET x[S::STEPS][S::OCTETS];
 
-    // row(step): the row of this lane. Channels beyond the head repeat its last ones: their queries are 0, and their results are not used.
+    // row(step): the row of this lane. Channels beyond the head repeat its last ones: their queries are 0, and their
+    // results are not used.
     template <typename Row> __device__ __forceinline__ void load(int n_dim, Row && row) {
         lctx_unrolled<S::STEPS>([&](int step) {
             const char * from = row(step);
@@ -262,10 +273,12 @@ template <typename S, typename OCTET> struct rows {
         });
     }
     // Products with queries, of the head of this lane.
-    template <typename Q> __device__ __forceinline__ void multiply(const Q (&q)[S::HEADS][S::OCTETS], float (&s)[S::STEPS]) const {
+    template <typename Q>
+    __device__ __forceinline__ void multiply(const Q (&q)[S::HEADS][S::OCTETS], float (&s)[S::STEPS]) const {
         lctx_unrolled<S::STEPS>([&](int step) {
             float sum[S::HEADS] = {};
-            lctx_unrolled<S::OCTETS>([&](int j) { lctx_unrolled<S::HEADS>([&](int h) { sum[h] += q[h][j].product(x[step][j]); }); });
+            lctx_unrolled<S::OCTETS>(
+                [&](int j) { lctx_unrolled<S::HEADS>([&](int h) { sum[h] += q[h][j].product(x[step][j]); }); });
             s[step] = S::add_lanes(sum);
         });
     }
@@ -286,8 +299,8 @@ template <typename S, typename OCTET> struct rows {
 
 // ---- a warp ----
 
-// The queries of a warp, and the states of the rows that a lane has seen, with those of the lanes that share them; m and total are of
-// its head.
+// The queries of a warp, and the states of the rows that a lane has seen, with those of the lanes that share them; m
+// and total are of its head.
 template <typename S> struct reader {
     const lctx_attend_args & a;
     const list & l;
@@ -311,7 +324,8 @@ template <typename S> struct reader {
         for (int h = 0; h < S::HEADS; h++) {
             float x[S::DIM / LCTX_WARP];
             lctx_turn_query(a, token, lctx_min(first_head + h, end_head - 1), angle, scale, x);
-            lctx_unrolled<S::DIM / LCTX_WARP>([&](int i) { shared[h * S::STATE + i * LCTX_WARP + lctx_lane()] = x[i]; });
+            lctx_unrolled<S::DIM / LCTX_WARP>(
+                [&](int i) { shared[h * S::STATE + i * LCTX_WARP + lctx_lane()] = x[i]; });
         }
         lctx_sync_warp();
         each_octet([&](int h, int j) { q[h][j].take(shared + h * S::STATE + S::channel(j)); });
@@ -350,7 +364,9 @@ template <typename S> struct reader {
         const char *keys = l.key(p, cell), *values = lctx_pool_at(a.cache.v_pool, l.pool_row(p, cell));
         const auto k_size = (uint32_t)a.cache.k_pool.row_size, v_size = (uint32_t)a.cache.v_pool.row_size;
         for (int first = 0; first < n; first += S::STEPS * S::ROWS) {
-            const auto mine = [&](int step) { return lctx_min(first + step * S::ROWS + S::row(), n - 1); };  // the last one again
+            const auto mine = [&](int step) {
+                return lctx_min(first + step * S::ROWS + S::row(), n - 1);
+            };  // the last one again
             const auto key = [&](int step) { return keys + mine(step) * k_size; };
             const auto value = [&](int step) { return values + mine(step) * v_size; };
             float s[S::STEPS];
@@ -404,7 +420,8 @@ template <typename S> __global__ void __launch_bounds__(THREADS, S::BLOCKS)
     decode(const lctx_attend_args a, const lctx_partial_states partial) {
     const head_tiles heads(a, S::HEADS);
     const int index = (int)blockIdx.x / heads.n_tile, tile = (int)blockIdx.x % heads.n_tile, split = (int)blockIdx.y;
-    const int first_head = heads.first(tile, S::HEADS), end_head = heads.end(tile, S::HEADS), token = lctx_cuda_token_alone(a, index);
+    const int first_head = heads.first(tile, S::HEADS), end_head = heads.end(tile, S::HEADS),
+              token = lctx_cuda_token_alone(a, index);
     const int64_t warp_split = split * WARPS + lctx_warp(), n_warp_split = partial.n_split * WARPS;
     const list l(a, index, first_head);
     const int first = (int)(warp_split * l.n / n_warp_split), end = (int)((warp_split + 1) * l.n / n_warp_split);
@@ -459,7 +476,9 @@ constexpr int MOST_GROUP_DIM = 256;  // wider heads leave no registers for four
 
 template <typename TYPE, typename F> void with_group(const lctx_attend_args & a, F && f) {
     const int dim = width(a);
-    return dim <= 64 ? f(shape<8, 1, GROUP, TYPE>()) : dim <= 128 ? f(shape<16, 1, GROUP, TYPE>()) : f(shape<32, 1, GROUP, TYPE>());
+    return dim <= 64    ? f(shape<8, 1, GROUP, TYPE>())
+           : dim <= 128 ? f(shape<16, 1, GROUP, TYPE>())
+                        : f(shape<32, 1, GROUP, TYPE>());
 }
 
 // f(shape) with the shape of these arguments.
@@ -494,7 +513,8 @@ bool lctx_cuda_decodes(const lctx_attend_args & a) {
 size_t lctx_cuda_decode_wsize(const lctx_cuda_device & device, const lctx_attend_args & args) {
     size_t size = 0;
     with_shape(args, [&](auto s) {
-        size = lctx_partial_states::size(args, lctx_max(n_split<decltype(s)>(device, args), lctx_cuda_list_splits(device, args)));
+        size = lctx_partial_states::size(
+            args, lctx_max(n_split<decltype(s)>(device, args), lctx_cuda_list_splits(device, args)));
     });
     return size;
 }

@@ -47,7 +47,8 @@ template <typename T> static __device__ __forceinline__ T lctx_warp_sum(T x, int
     return x;
 }
 
-// The sum of x over the threads before this one, and in `all` over the block; every thread must come. sums: [LCTX_WARP] in shared memory.
+// The sum of x over the threads before this one, and in `all` over the block; every thread must come. sums: [LCTX_WARP]
+// in shared memory.
 static __device__ __forceinline__ int lctx_block_scan(int x, int * sums, int & all) {
     int before = x;
     for (int step = 1; step < LCTX_WARP; step *= 2) {

@@ -42,7 +42,8 @@ const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tenso
             if (a.params.fixed) {
                 return "results that do not depend on the batch are computed on the CPU only";
             }
-            return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : "head_dim must be a multiple of 8 and at most 576";
+            return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr
+                                                            : "head_dim must be a multiple of 8 and at most 576";
         }
         case LCTX_OP_STORE: {
             const lctx_hadamard h = lctx_store_args_of(node).params.hadamard;

@@ -187,7 +187,8 @@ void __syncthreads() {
     pause(BLOCK_BARRIER);
 }
 
-// Two sets of gifts: a thread at the next exchange cannot overwrite what is still read, and no thread is two exchanges ahead.
+// Two sets of gifts: a thread at the next exchange cannot overwrite what is still read, and no thread is two exchanges
+// ahead.
 const lctx_gift * lctx_exchange(const void * data, size_t size) {
     GGML_ASSERT(size <= sizeof(lctx_gift));
     lctx_gift * gifts = blk.gifts.data() + (self().n_exchange++ % 2) * blk.n_thread;

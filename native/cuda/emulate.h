@@ -1,5 +1,6 @@
-// CUDA on one CPU thread, as far as our kernels use it. A block's threads are fibers that change at barriers, in an order that is shuffled,
-// with the shared memory poisoned: a missing barrier, an unwritten value and a barrier that not all reach show in the tests.
+// CUDA on one CPU thread, as far as our kernels use it. A block's threads are fibers that change at barriers, in an
+// order that is shuffled, with the shared memory poisoned: a missing barrier, an unwritten value and a barrier that not
+// all reach show in the tests.
 #pragma once
 
 #include "ggml.h"
@@ -40,7 +41,8 @@ using cudaStream_t = void *;
 
 extern dim3 gridDim, blockIdx, blockDim, threadIdx;
 
-// Bytes that a block may ask for: LCTX_EMULATED_SHARED in the environment, in KiB, else 163. GPUs have 64, 99, 163 or 227.
+// Bytes that a block may ask for: LCTX_EMULATED_SHARED in the environment, in KiB, else 163. GPUs have 64, 99, 163 or
+// 227.
 size_t lctx_emulated_shared();
 
 // Run every thread of every block. n_shared bytes of shared memory.

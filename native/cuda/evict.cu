@@ -1,8 +1,8 @@
 // *evict*: rows without enough votes leave, the others move up inside the pages of their head, as they are stored.
 //
-// Whether a row stays is a comparison with one number per head, found first. Then every strip of the bytes of K, V and index rows has a
-// block of threads of its own, so that a head's rows move on many multiprocessors in their order; row numbers and scores, by which the
-// strips know what stays, move last.
+// Whether a row stays is a comparison with one number per head, found first. Then every strip of the bytes of K, V and
+// index rows has a block of threads of its own, so that a head's rows move on many multiprocessors in their order; row
+// numbers and scores, by which the strips know what stays, move last.
 #include "../ops/cache.h"
 #include "index.h"
 #include "kernels.h"
@@ -74,7 +74,8 @@ __device__ uint64_t nth_best(lctx_score kind, const int32_t * scores, int32_t n_
 }
 
 // Decide which rows of a head stay after row p; all threads call.
-__device__ decision decide(const lctx_evict_args & a, const lctx_held & held, int32_t p, int32_t budget, search_memory & m) {
+__device__ decision decide(const lctx_evict_args & a, const lctx_held & held, int32_t p, int32_t budget,
+                           search_memory & m) {
     const lctx_retain & r = a.params.retain;
     decision d = {0, p + 1 - held.n_gone(), 0};
     const int32_t n_old = lctx_min(held.cell(r.first_safe(p, a.params.chunk_size)), d.n_held);
@@ -89,8 +90,10 @@ __device__ decision decide(const lctx_evict_args & a, const lctx_held & held, in
     return d;
 }
 
-// A chunk whose last row is evicted is no longer a candidate. A warp takes 32 cells and walks over every chunk that begins among them.
-__device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held, const decision & d, int head_kv, int seq) {
+// A chunk whose last row is evicted is no longer a candidate. A warp takes 32 cells and walks over every chunk that
+// begins among them.
+__device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held, const decision & d, int head_kv,
+                              int seq) {
     const int32_t * rows = held.rows();
     const int size = a.params.chunk_size, lane = lctx_lane();
     for (int first = lctx_warp() * LCTX_WARP; first < d.n_old; first += THREADS) {
@@ -111,8 +114,8 @@ __device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held,
             const int n_half = (int)(a.summary_stride / sizeof(uint16_t));  // or scales of blocks and pairs of bytes
             for (int n = lane; !is_left && n < a.n_summary * n_half; n += LCTX_WARP) {
                 const int summary = head_kv * a.n_summary + n / n_half;
-                uint16_t * at =
-                    (uint16_t *)(a.summaries + chunk * a.summary_stride + summary * a.summary_head_stride + seq * a.summary_seq_stride);
+                uint16_t * at = (uint16_t *)(a.summaries + chunk * a.summary_stride + summary * a.summary_head_stride +
+                                             seq * a.summary_seq_stride);
                 at[n % n_half] = 0xffff;  // NaN as floats, as halves, and as scales of blocks
             }
         }
@@ -152,10 +155,11 @@ struct move_memory {
     int32_t from[THREADS];  // cells that stay
 };
 
-// n_unit units of every row, STRIP at most, for THREADS cells at a time: all are read before one is written, and no row moves to a
-// later cell. unit(cell, i): where they lie.
-template <typename T, typename Unit>
-__device__ void move_units(const lctx_evict_args & a, const decision & d, int head_kv, int seq, int n_unit, move_memory & m, Unit && unit) {
+// n_unit units of every row, STRIP at most, for THREADS cells at a time: all are read before one is written, and no row
+// moves to a later cell. unit(cell, i): where they lie.
+template <typename T, typename Unit> __device__ void move_units(const lctx_evict_args & a, const decision & d,
+                                                                int head_kv, int seq, int n_unit, move_memory & m,
+                                                                Unit && unit) {
     const lctx_held held = lctx_cells(a.cache, head_kv, seq).held;
     const int mine = (int)threadIdx.x;
     for (int first = 0, to = 0; first < d.n_held; first += THREADS) {
@@ -188,8 +192,8 @@ __device__ void move_units(const lctx_evict_args & a, const decision & d, int he
 }
 
 // The units of strip `strip` of rows of K or V.
-template <typename T> __device__ void move_strip(const lctx_evict_args & a, const lctx_pool_args & pool, const decision & d, int head_kv,
-                                                 int seq, int strip, move_memory & m) {
+template <typename T> __device__ void move_strip(const lctx_evict_args & a, const lctx_pool_args & pool,
+                                                 const decision & d, int head_kv, int seq, int strip, move_memory & m) {
     const int n_unit = lctx_min(STRIP, (int)(pool.row_size / sizeof(T)) - strip * STRIP);
     move_units<T>(a, d, head_kv, seq, n_unit, m, [&](int cell, int i) {
         return (T *)(pool.data + lctx_pool_row(a.cache.table, cell, head_kv, seq) * pool.row_size) + strip * STRIP + i;
@@ -205,21 +209,25 @@ LCTX_HD int n_index_strip(const lctx_evict_args & a) {
     return a.cache.index.data ? (int)lctx_div_up(n_word(a.index), STRIP) + 1 : 0;
 }
 
-__device__ void move_index(const lctx_evict_args & a, const decision & d, int head_kv, int seq, int strip, move_memory & m) {
+__device__ void move_index(const lctx_evict_args & a, const decision & d, int head_kv, int seq, int strip,
+                           move_memory & m) {
     constexpr int GROUP = lctx_index_shape::GROUP;
     const int n_unit = lctx_min(STRIP, n_word(a.index) - strip * STRIP);
     const auto group = [&](int cell) { return lctx_index_group(a.cache, cell / GROUP, head_kv, seq); };
     if (n_unit <= 0) {
-        return move_units<uint16_t>(a, d, head_kv, seq, 1, m,
-                                    [&](int cell, int) { return (uint16_t *)(group(cell) + a.index.scale_at(cell % GROUP)); });
+        return move_units<uint16_t>(a, d, head_kv, seq, 1, m, [&](int cell, int) {
+            return (uint16_t *)(group(cell) + a.index.scale_at(cell % GROUP));
+        });
     }
-    move_units<uint32_t>(a, d, head_kv, seq, n_unit, m,
-                         [&](int cell, int i) { return (uint32_t *)(group(cell) + a.index.word_at(strip * STRIP + i, cell % GROUP)); });
+    move_units<uint32_t>(a, d, head_kv, seq, n_unit, m, [&](int cell, int i) {
+        return (uint32_t *)(group(cell) + a.index.word_at(strip * STRIP + i, cell % GROUP));
+    });
 }
 
 // Slices of K, of the index, and of V where it has bytes of its own.
 __global__ void __launch_bounds__(THREADS) move_rows(const lctx_evict_args a, decision * decisions) {
-    const int head_kv = (int)blockIdx.y, seq = (int)blockIdx.z, n_strip_k = n_strip(a.cache.k_pool), n_strip_index = n_index_strip(a);
+    const int head_kv = (int)blockIdx.y, seq = (int)blockIdx.z, n_strip_k = n_strip(a.cache.k_pool),
+              n_strip_index = n_index_strip(a);
     if (a.due[seq] < 0) {
         return;
     }

@@ -20,5 +20,6 @@ __global__ void write_out(const lctx_choices choices, int32_t n_run, int32_t chu
 void lctx_cuda_write_out(const lctx_cuda_queue & queue, const lctx_choices & choices, int32_t n_run, int32_t chunk_size,
                          lctx_segment * to) {
     const int64_t n = (int64_t)choices.n_tokens * choices.n_choice * choices.n_expanded(n_run);
-    lctx_launch(write_out, dim3((unsigned)lctx_div_up(n, THREADS)), THREADS, 0, queue.stream, choices, n_run, chunk_size, to);
+    lctx_launch(write_out, dim3((unsigned)lctx_div_up(n, THREADS)), THREADS, 0, queue.stream, choices, n_run,
+                chunk_size, to);
 }

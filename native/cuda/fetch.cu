@@ -1,5 +1,6 @@
-// *fetch*: bring the units that the batch reads close, the least recently read ones making room. One block of threads per KV head decides,
-// then one launch copies all units of the layer; where they come from may be memory of the host that the device can read.
+// *fetch*: bring the units that the batch reads close, the least recently read ones making room. One block of threads
+// per KV head decides, then one launch copies all units of the layer; where they come from may be memory of the host
+// that the device can read.
 #include "../ops/cache.h"
 #include "expand.h"
 #include "kernels.h"
@@ -80,7 +81,8 @@ __device__ void find(const head & h) {
     __syncthreads();
 }
 
-// put(number, i) for the i of n for which is(i), numbered from `first` on; returns the number that follows. All threads call.
+// put(number, i) for the i of n for which is(i), numbered from `first` on; returns the number that follows. All threads
+// call.
 template <typename Is, typename Put> __device__ int compact(const head & h, int n, int first, Is && is, Put && put) {
     for (int i0 = 0; i0 < n; i0 += THREADS) {
         const int i = i0 + (int)threadIdx.x;
@@ -152,7 +154,8 @@ __device__ void bring(const head & h, const bits & missing, int step) {
     if (n_missing == 0) {
         return;
     }
-    const int n_free = count(h, h.r.n_staged / step, [&](int i) { return h.r.last_used(i * step, step) < h.r.clock(); });
+    const int n_free =
+        count(h, h.r.n_staged / step, [&](int i) { return h.r.last_used(i * step, step) < h.r.clock(); });
     const int n = lctx_min(n_missing, n_free);
     if (n > 0) {
         choose_frames(h, base, n, step);
@@ -179,7 +182,8 @@ __device__ void bring(const head & h, const bits & missing, int step) {
 
 __global__ void decide(const lctx_fetch_args a, const jobs out) {
     __shared__ int sums[LCTX_WARP];
-    const int index = (int)blockIdx.x, n_page = bits::n_word(a.n_seq * a.n_page_max), n_word = n_page + bits::n_word(a.n_key());
+    const int index = (int)blockIdx.x, n_page = bits::n_word(a.n_seq * a.n_page_max),
+              n_word = n_page + bits::n_word(a.n_key());
     auto * words = (unsigned *)lctx_shared();
     const head h = {a, out, index, a.staging_of(index), {words}, {words + n_page}, sums};
     for (int i = (int)threadIdx.x; i < n_word; i += THREADS) {
@@ -196,7 +200,8 @@ __global__ void decide(const lctx_fetch_args a, const jobs out) {
     bring(h, h.units, 1);
 }
 
-__device__ void copy_unit(const lctx_pool_args & from, size_t from_unit, const lctx_pool_args & to, size_t to_unit, int shift) {
+__device__ void copy_unit(const lctx_pool_args & from, size_t from_unit, const lctx_pool_args & to, size_t to_unit,
+                          int shift) {
     const size_t size = (from.row_size << shift) / sizeof(uint4);
     const uint4 * source = (const uint4 *)from.data + from_unit * size;
     uint4 * target = (uint4 *)to.data + to_unit * size;

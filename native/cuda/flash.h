@@ -1,5 +1,6 @@
-// A warp's part of *attend*: 16 columns against rows of a tile on the tensor cores, with an online softmax (arXiv 2307.08691, algorithm 1).
-// lane = 4 g + t holds columns g and g + 8; of S rows 2 t, 2 t + 1 of every 8, of O dimensions 2 t, 2 t + 1 of every 8. Scores are base 2.
+// A warp's part of *attend*: 16 columns against rows of a tile on the tensor cores, with an online softmax (arXiv
+// 2307.08691, algorithm 1). lane = 4 g + t holds columns g and g + 8; of S rows 2 t, 2 t + 1 of every 8, of O
+// dimensions 2 t, 2 t + 1 of every 8. Scores are base 2.
 #pragma once
 
 #include "device.h"
@@ -20,7 +21,8 @@ template <int STRIDE_> struct lctx_cuda_padded {
 
 template <int DIM> struct lctx_cuda_swizzled {
     static constexpr int STRIDE = DIM, UNIT = 8;
-    static constexpr int PLACES = lctx_min(DIM / UNIT & -(DIM / UNIT), 8);  // the units of a row that change among each other
+    static constexpr int PLACES =
+        lctx_min(DIM / UNIT & -(DIM / UNIT), 8);  // the units of a row that change among each other
     static constexpr int WIDTH = PLACES * UNIT;
     static __device__ __forceinline__ int at(int row, int d) {
         constexpr int ROWS = 8 / PLACES;  // that begin in different banks as they are
@@ -30,8 +32,8 @@ template <int DIM> struct lctx_cuda_swizzled {
     static __device__ __forceinline__ int plus(int at, int d) { return (at ^ d % WIDTH) + d / WIDTH * WIDTH; }
 };
 
-// 16 columns of a query tile as the left factor, DIM dimensions of rows that lie as LAYOUT says. KEPT: in registers, for all the rows that
-// they meet; else they are loaded for every product.
+// 16 columns of a query tile as the left factor, DIM dimensions of rows that lie as LAYOUT says. KEPT: in registers,
+// for all the rows that they meet; else they are loaded for every product.
 template <int DIM, bool KEPT, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct lctx_cuda_queries {
     const uint16_t * tile;
     uint32_t kept[KEPT ? DIM / 16 : 1][4];
@@ -68,7 +70,8 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
     }
 
     // s = Q K^T. k: this warp's rows of the K tile.
-    template <bool KEPT> __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, LAYOUT> & q, const uint16_t * k) {
+    template <bool KEPT>
+    __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, LAYOUT> & q, const uint16_t * k) {
         clear_scores();
         lctx_unrolled<DIM / 16>([&](int step) {
             uint32_t a[4];
@@ -78,8 +81,8 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
     }
 
     // Score groups of 16 rows: bit n stands for the n-th; scores of the others are 0.
-    template <bool KEPT>
-    __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, LAYOUT> & q, const uint16_t * k, uint32_t groups) {
+    template <bool KEPT> __device__ __forceinline__ void scores(const lctx_cuda_queries<DIM, KEPT, LAYOUT> & q,
+                                                                const uint16_t * k, uint32_t groups) {
         clear_scores();
         lctx_unrolled<GROUPS>([&](int n) {
             if (groups >> n & 1) {
@@ -106,21 +109,25 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
         lctx_mma(s[2 * n + 1], a, b[2], b[3]);
     }
 
-    // Add the scores of the other N - 1 warps, which have the other dimensions. sums: [N][ROWS / 2][LCTX_WARP] in shared memory.
+    // Add the scores of the other N - 1 warps, which have the other dimensions. sums: [N][ROWS / 2][LCTX_WARP] in
+    // shared memory.
     template <int N> __device__ __forceinline__ void add_warps(float * sums) {
         float * mine = sums + lctx_warp() * (ROWS / 2) * LCTX_WARP + lctx_lane();
-        lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { mine[(n * 4 + i) * LCTX_WARP] = s[n][i]; }); });
+        lctx_unrolled<ROWS / 8>(
+            [&](int n) { lctx_unrolled<4>([&](int i) { mine[(n * 4 + i) * LCTX_WARP] = s[n][i]; }); });
         __syncthreads();
         clear_scores();
         lctx_unrolled<N>([&](int warp) {
             const float * from = sums + warp * (ROWS / 2) * LCTX_WARP + lctx_lane();
-            lctx_unrolled<ROWS / 8>([&](int n) { lctx_unrolled<4>([&](int i) { s[n][i] += from[(n * 4 + i) * LCTX_WARP]; }); });
+            lctx_unrolled<ROWS / 8>(
+                [&](int n) { lctx_unrolled<4>([&](int i) { s[n][i] += from[(n * 4 + i) * LCTX_WARP]; }); });
         });
     }
 
     // f(score, i, row of the warp's) for every score of this lane: i says which of its two columns.
     template <typename F> __device__ __forceinline__ void each_score(F && f) {
-        lctx_unrolled<GROUPS>([&](int n) { each_score_of(n, [&](float & s, int i, int row) { f(s, i, n * 16 + row); }); });
+        lctx_unrolled<GROUPS>(
+            [&](int n) { each_score_of(n, [&](float & s, int i, int row) { f(s, i, n * 16 + row); }); });
     }
     // Call f for rows [16 n, 16 n + 16), which are counted from 0.
     template <typename F> __device__ __forceinline__ void each_score_of(int n, F && f) {
@@ -166,10 +173,12 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
     __device__ __forceinline__ void add_values(const uint16_t * v, int n) {
         const int lane = lctx_lane();
         const float(&s0)[4] = s[2 * n], (&s1)[4] = s[2 * n + 1];
-        const uint32_t a[4] = {lctx_pack(s0[0], s0[1]), lctx_pack(s0[2], s0[3]), lctx_pack(s1[0], s1[1]), lctx_pack(s1[2], s1[3])};
+        const uint32_t a[4] = {lctx_pack(s0[0], s0[1]), lctx_pack(s0[2], s0[3]), lctx_pack(s1[0], s1[1]),
+                               lctx_pack(s1[2], s1[3])};
         lctx_unrolled<DIM / 16>([&](int d) {
             uint32_t b[4];
-            lctx_load_transposed(b, v + n * 16 * LAYOUT::STRIDE + LAYOUT::plus(LAYOUT::at(lane % 16, lane / 16 * 8), d * 16));
+            lctx_load_transposed(
+                b, v + n * 16 * LAYOUT::STRIDE + LAYOUT::plus(LAYOUT::at(lane % 16, lane / 16 * 8), d * 16));
             lctx_mma(o[2 * d], a, b[0], b[1]);
             lctx_mma(o[2 * d + 1], a, b[2], b[3]);
         });
@@ -185,7 +194,8 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
     template <typename F> __device__ __forceinline__ void each_result(F && f) const {
         const int lane = lctx_lane();
         lctx_unrolled<2>([&](int h) {
-            lctx_unrolled<DIM / 8>([&](int n) { f(lane / 4 + 8 * h, n * 8 + 2 * (lane % 4), m[h], l[h], o[n][2 * h], o[n][2 * h + 1]); });
+            lctx_unrolled<DIM / 8>(
+                [&](int n) { f(lane / 4 + 8 * h, n * 8 + 2 * (lane % 4), m[h], l[h], o[n][2 * h], o[n][2 * h + 1]); });
         });
     }
 };

@@ -77,8 +77,8 @@ template <int N> static __device__ __forceinline__ void lctx_transform_blocks(fl
     }
 }
 
-// Transform a row of floats in place; block 0 leaves it as it is. The lanes of a warp together; each reads what it wrote.
-// Heads of up to 128 channels have a loop of their own, with a quarter of the shuffles.
+// Transform a row of floats in place; block 0 leaves it as it is. The lanes of a warp together; each reads what it
+// wrote. Heads of up to 128 channels have a loop of their own, with a quarter of the shuffles.
 static __device__ inline void lctx_transform_row(float * row, int dim, int block) {
     constexpr int SMALL = 128;
     if (block > SMALL) {
@@ -88,10 +88,10 @@ static __device__ inline void lctx_transform_row(float * row, int dim, int block
     }
 }
 
-// The query of a token and head, times scale, turned to the position from which it looks and transformed as keys are: element 32 i + lane
-// in x[i], 0 beyond the head. The lanes of a warp together.
-template <int N>
-static __device__ void lctx_turn_query(const lctx_attend_args & a, int token, int head, int32_t angle, float scale, float (&x)[N]) {
+// The query of a token and head, times scale, turned to the position from which it looks and transformed as keys are:
+// element 32 i + lane in x[i], 0 beyond the head. The lanes of a warp together.
+template <int N> static __device__ void lctx_turn_query(const lctx_attend_args & a, int token, int head, int32_t angle,
+                                                        float scale, float (&x)[N]) {
     const float * q = (const float *)(a.q + head * a.q_head_stride + token * a.q_token_stride);
     const float * cs = a.angles + (size_t)angle * a.n_dims;
     lctx_unrolled<N>([&](int i) {
@@ -102,8 +102,8 @@ static __device__ void lctx_turn_query(const lctx_attend_args & a, int token, in
 }
 
 // Write the turned query as a row of DIM f16 numbers.
-template <int DIM>
-static __device__ void lctx_put_query(const lctx_attend_args & a, int token, int head, int32_t angle, float scale, uint16_t * to) {
+template <int DIM> static __device__ void lctx_put_query(const lctx_attend_args & a, int token, int head, int32_t angle,
+                                                         float scale, uint16_t * to) {
     constexpr int N = (DIM + LCTX_WARP - 1) / LCTX_WARP;
     float x[N];
     lctx_turn_query(a, token, head, angle, scale, x);

@@ -4,7 +4,8 @@
 #include "../ops/half.h"
 #include "device.h"
 
-// The f16 next to x that is not below (up > 0) or not above it (up < 0); up = 0: the nearest. What is too large becomes the largest.
+// The f16 next to x that is not below (up > 0) or not above it (up < 0); up = 0: the nearest. What is too large becomes
+// the largest.
 static __device__ inline uint16_t lctx_to_half(float x, int up) {
     if (x != x) {
         return LCTX_HALF_NAN;

@@ -12,8 +12,8 @@ static __device__ __forceinline__ char * lctx_shared() {
 }
 
 // Launch a kernel. What goes wrong shows in cudaGetLastError, which ggml looks at.
-template <typename... P, typename... A>
-void lctx_launch(void (*kernel)(P...), dim3 grid, int n_thread, size_t n_shared, cudaStream_t stream, const A &... args) {
+template <typename... P, typename... A> void lctx_launch(void (*kernel)(P...), dim3 grid, int n_thread, size_t n_shared,
+                                                         cudaStream_t stream, const A &... args) {
     constexpr size_t WITHOUT_ASKING = 48 * 1024;
     if (n_shared > WITHOUT_ASKING) {
         cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_shared);
@@ -151,25 +151,31 @@ static __device__ __forceinline__ float lctx_exp2(float x) {
 // c += a b: a is 16 x 16 f16, b 16 x 8 f16, c 16 x 8 f32. c = rows g, g, g + 8, g + 8 at columns 2 t, 2 t + 1.
 static __device__ __forceinline__ void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
     for (int k = 0; k < 2; k++) {
-        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(k == 0 ? b0 : b1));
+        asm volatile(
+            "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(k == 0 ? b0 : b1));
     }
 #endif
 }
 
-// d = a b + c of bytes: a is 16 x 32, b 32 x 8, c and d 16 x 8 integers. a.x, a.y = rows g, g + 8 at columns 4 t to 4 t + 3, a.z, a.w the
-// same 16 columns on; b0, b1 = rows 4 t to 4 t + 3 and those 16 on at column g; d as in lctx_mma.
-static __device__ __forceinline__ void lctx_mma_bytes(int (&d)[4], const uint4 & a, uint32_t b0, uint32_t b1, const int (&c)[4]) {
+// d = a b + c of bytes: a is 16 x 32, b 32 x 8, c and d 16 x 8 integers. a.x, a.y = rows g, g + 8 at columns 4 t to 4 t
+// + 3, a.z, a.w the same 16 columns on; b0, b1 = rows 4 t to 4 t + 3 and those 16 on at column g; d as in lctx_mma.
+static __device__ __forceinline__ void lctx_mma_bytes(int (&d)[4], const uint4 & a, uint32_t b0, uint32_t b1,
+                                                      const int (&c)[4]) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
-                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                 : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, "
+        "%13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 #else
     const uint32_t rows[2][2] = {{a.x, a.z}, {a.y, a.w}};
     for (int half = 0; half < 2; half++) {
@@ -184,7 +190,8 @@ static __device__ __forceinline__ void lctx_mma_bytes(int (&d)[4], const uint4 &
 #endif
 }
 
-// Four 8 x 8 matrices of f16: lane l gives the address of row l % 8 of matrix l / 8; r[i] = matrix i at row g, columns 2 t, 2 t + 1.
+// Four 8 x 8 matrices of f16: lane l gives the address of row l % 8 of matrix l / 8; r[i] = matrix i at row g, columns
+// 2 t, 2 t + 1.
 static __device__ __forceinline__ void lctx_load_matrices(uint32_t (&r)[4], const void * row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -204,7 +211,8 @@ static __device__ __forceinline__ void lctx_load_transposed(uint32_t (&r)[4], co
 
 static __device__ __forceinline__ void lctx_copy_16(void * to_shared, const void * from_global) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to_shared)), "l"(from_global)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to_shared)),
+                 "l"(from_global)
                  : "memory");
 #else
     *(uint4 *)to_shared = *(const uint4 *)from_global;
@@ -214,7 +222,8 @@ static __device__ __forceinline__ void lctx_copy_16(void * to_shared, const void
 // From nullptr: zeros.
 static __device__ __forceinline__ void lctx_copy_16_or_zeros(void * to_shared, const void * from_global) {
 #if __CUDA_ARCH__ >= 800
-    const uint32_t to = (uint32_t)__cvta_generic_to_shared(to_shared), n_byte = from_global ? 16 : 0;  // the rest of 16 becomes 0
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(to_shared),
+                   n_byte = from_global ? 16 : 0;  // the rest of 16 becomes 0
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from_global), "r"(n_byte) : "memory");
 #else
     *(uint4 *)to_shared = from_global ? *(const uint4 *)from_global : uint4{0, 0, 0, 0};

@@ -5,12 +5,13 @@
 #include "device.h"
 
 // Return where group `index` of the rows of one head of a sequence lies.
-static __device__ __forceinline__ char * lctx_index_group(const lctx_cache_args & cache, int32_t index, int32_t head, int32_t seq) {
+static __device__ __forceinline__ char * lctx_index_group(const lctx_cache_args & cache, int32_t index, int32_t head,
+                                                          int32_t seq) {
     return lctx_pool_at(cache.index, lctx_pool_row(cache.table, index * lctx_index_shape::GROUP, head, seq));
 }
 
-// Two levels of a word of codes as f16 numbers: those at bits i BITS of bytes 2 j and 2 j + 1, pair = j * (8 / BITS) + i. The low byte of
-// such a number is 0; the high byte is looked up.
+// Two levels of a word of codes as f16 numbers: those at bits i BITS of bytes 2 j and 2 j + 1, pair = j * (8 / BITS) +
+// i. The low byte of such a number is 0; the high byte is looked up.
 template <int BITS> static __device__ __forceinline__ uint32_t lctx_index_pair(uint32_t codes, int pair) {
     constexpr uint32_t HIGH = BITS == 1 ? 0x3cbc : 0x4942c2c9, MASK = BITS == 1 ? 0x1010 : 0x3030;
     const int shift = pair / (8 / BITS) * 16 + pair % (8 / BITS) * BITS - 4;
@@ -18,8 +19,8 @@ template <int BITS> static __device__ __forceinline__ uint32_t lctx_index_pair(u
     return lctx_permute(HIGH, 0, (choice & MASK) | 0x0404);
 }
 
-// The order in which channels are multiplied, 16 at a time: that in which these pairs are the right factor of lctx_mma, whose lane t of
-// four has numbers 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. It takes word t of every four.
+// The order in which channels are multiplied, 16 at a time: that in which these pairs are the right factor of lctx_mma,
+// whose lane t of four has numbers 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. It takes word t of every four.
 struct lctx_key_order {
     int bits, n_code;
 
@@ -41,8 +42,8 @@ struct lctx_key_order {
     }
 };
 
-// Levels as bytes, four of them from a byte permutation, and the order in which channels are multiplied with them, 32 at a time: that in
-// which these are the right factor of lctx_mma_bytes. Lane t of four takes word t of every four.
+// Levels as bytes, four of them from a byte permutation, and the order in which channels are multiplied with them, 32
+// at a time: that in which these are the right factor of lctx_mma_bytes. Lane t of four takes word t of every four.
 template <int BITS> struct lctx_level_bytes {
     static constexpr int STEPS = 4 / BITS;  // of four words
     static constexpr uint32_t LEVELS = BITS == 1 ? 0x01ff : 0x0a03fdf6, MASK = BITS == 1 ? 0x11111111 : 0x33333333;

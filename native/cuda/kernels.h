@@ -1,5 +1,5 @@
-// The CUDA kernels (../ops/args.h says what they take): launches in a stream, without waiting for anything, of a size that depends on
-// shapes only, so that a graph of them can be captured and run again.
+// The CUDA kernels (../ops/args.h says what they take): launches in a stream, without waiting for anything, of a size
+// that depends on shapes only, so that a graph of them can be captured and run again.
 #pragma once
 
 #include "../ops/args.h"

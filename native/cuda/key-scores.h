@@ -64,8 +64,8 @@ struct log_sum {
     __device__ float value() const { return most + logf(sum); }
 };
 
-// A block: 16 TILES columns of a list, and chunks at a stride. A warp takes four chunks, one for each lane of a quad to end up with, and
-// of their rows GROUPS groups at a time. lane = 4 g + t.
+// A block: 16 TILES columns of a list, and chunks at a stride. A warp takes four chunks, one for each lane of a quad to
+// end up with, and of their rows GROUPS groups at a time. lane = 4 g + t.
 template <int BITS, int TILES, int GROUPS> struct key_scorer {
     static constexpr int WARPS = 8, CHUNKS = 4, COLUMNS = 16 * TILES, GROUP = lctx_index_shape::GROUP;
     using order = lctx_key_order;
@@ -73,10 +73,11 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
 
     const lctx_select_args & a;
     const lctx_select_plan & p;
-    const int n_word, n_quad;              // of the codes of a row; of four words
-    const int list, n_head, first, n_all;  // heads of the list; the first of the columns of the slab that are this block's
-    char * queries;                        // [COLUMNS] of p.query_size bytes, in shared memory
-    key_column * columns;                  // [COLUMNS]
+    const int n_word, n_quad;  // of the codes of a row; of four words
+    const int list, n_head, first,
+        n_all;             // heads of the list; the first of the columns of the slab that are this block's
+    char * queries;        // [COLUMNS] of p.query_size bytes, in shared memory
+    key_column * columns;  // [COLUMNS]
 
     static size_t shared(const lctx_select_plan & p) { return COLUMNS * (p.query_size + sizeof(key_column)); }
 
@@ -140,15 +141,19 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
     }
 
     // Codes of rows g and g + 8: word t of every four. Lanes beyond the last word repeat it: their queries are 0.
-    __device__ __forceinline__ void load_codes(const char * const (&group)[GROUPS], int quad, uint32_t (&codes)[GROUPS][2]) const {
+    __device__ __forceinline__ void load_codes(const char * const (&group)[GROUPS], int quad,
+                                               uint32_t (&codes)[GROUPS][2]) const {
         const int word = lctx_min(4 * quad + lctx_lane() % 4, n_word - 1);
         lctx_unrolled<GROUPS>([&](int n) {
-            lctx_unrolled<2>([&](int i) { codes[n][i] = *(const uint32_t *)(group[n] + a.index.word_at(word, lctx_lane() / 4 + 8 * i)); });
+            lctx_unrolled<2>([&](int i) {
+                codes[n][i] = *(const uint32_t *)(group[n] + a.index.word_at(word, lctx_lane() / 4 + 8 * i));
+            });
         });
     }
 
     // Products of the columns with four words of each row.
-    __device__ __forceinline__ void add_products(const uint32_t (&codes)[GROUPS][2], const char * levels, sums & sum) const {
+    __device__ __forceinline__ void add_products(const uint32_t (&codes)[GROUPS][2], const char * levels,
+                                                 sums & sum) const {
         lctx_unrolled<order::steps(BITS)>([&](int step) {
             uint32_t key[GROUPS][2][2];
             lctx_unrolled<GROUPS>([&](int n) {
@@ -160,8 +165,9 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
             lctx_unrolled<TILES>([&](int tile) {
                 uint32_t q[4];
                 lctx_load_matrices(q, levels + 16 * tile * p.query_size + step * 16 * sizeof(uint16_t));
-                lctx_unrolled<GROUPS>(
-                    [&](int n) { lctx_unrolled<2>([&](int i) { lctx_mma(sum[n][tile][i], q, key[n][i][0], key[n][i][1]); }); });
+                lctx_unrolled<GROUPS>([&](int n) {
+                    lctx_unrolled<2>([&](int i) { lctx_mma(sum[n][tile][i], q, key[n][i][0], key[n][i][1]); });
+                });
             });
         });
     }
@@ -193,10 +199,11 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         });
     }
 
-    // Products become scores of rows: those of cells [lo, hi), which are in chunk k, are added to logs that lane k of four keeps.
-    // One step for all columns after the other: none waits for another.
-    __device__ __forceinline__ void add_scores(const float (&sum)[TILES][2][4], const uint32_t (&scales)[2], int32_t cell0, int32_t lo,
-                                               int32_t hi, int k, log_sum (&logs)[TILES][2]) const {
+    // Products become scores of rows: those of cells [lo, hi), which are in chunk k, are added to logs that lane k of
+    // four keeps. One step for all columns after the other: none waits for another.
+    __device__ __forceinline__ void add_scores(const float (&sum)[TILES][2][4], const uint32_t (&scales)[2],
+                                               int32_t cell0, int32_t lo, int32_t hi, int k,
+                                               log_sum (&logs)[TILES][2]) const {
         const int g = lctx_lane() / 4, t = lctx_lane() % 4;
         float scale[4], bias[4], score[TILES][2][4], top[TILES][2], more[TILES][2];
         lctx_unrolled<4>([&](int i) {
@@ -253,8 +260,9 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
             uint32_t scales[GROUPS][2];
             lctx_unrolled<GROUPS>([&](int n) {
                 group[n] = lctx_index_group(a.cache, lctx_min(group0 + n, (end - 1) / GROUP), list, seq);
-                lctx_unrolled<2>(
-                    [&](int i) { scales[n][i] = *(const uint32_t *)(group[n] + a.index.scale_at(lctx_lane() % 4 * 2 + 8 * i)); });
+                lctx_unrolled<2>([&](int i) {
+                    scales[n][i] = *(const uint32_t *)(group[n] + a.index.scale_at(lctx_lane() % 4 * 2 + 8 * i));
+                });
             });
             sums sum;
             multiply(group, sum);
@@ -281,7 +289,8 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
             for (int slot = 0; slot < a.chunks.n_range; slot++) {
                 take_columns(seq, slot);
                 const lctx_chunk_range r = candidates();
-                const int mine = ((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS, step = (int)gridDim.z * WARPS * CHUNKS;
+                const int mine = ((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS,
+                          step = (int)gridDim.z * WARPS * CHUNKS;
                 for (int chunk0 = r.first / CHUNKS * CHUNKS + mine; chunk0 < r.end; chunk0 += step) {
                     score_chunks(seq, chunk0, r);
                 }
@@ -290,7 +299,8 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
     }
 };
 
-template <int BITS, int TILES, int GROUPS> __global__ void __launch_bounds__(key_scorer<BITS, TILES, GROUPS>::WARPS * LCTX_WARP, 2)
+template <int BITS, int TILES, int GROUPS>
+__global__ void __launch_bounds__(key_scorer<BITS, TILES, GROUPS>::WARPS * LCTX_WARP, 2)
     score_keys(lctx_select_args a, lctx_select_plan p) {
     key_scorer<BITS, TILES, GROUPS>(a, p).run();
 }
@@ -298,16 +308,19 @@ template <int BITS, int TILES, int GROUPS> __global__ void __launch_bounds__(key
 template <int BITS, int TILES, int GROUPS>
 void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
     using scorer = key_scorer<BITS, TILES, GROUPS>;
-    constexpr int PER_MULTIPROCESSOR = TILES == 1 ? 2 : 8;  // blocks: what runs at once, as each begins slowly, or a few times that
+    constexpr int PER_MULTIPROCESSOR =
+        TILES == 1 ? 2 : 8;  // blocks: what runs at once, as each begins slowly, or a few times that
     const int n_tile = (int)lctx_div_up(p.n_slab * (a.n_head / a.n_list), scorer::COLUMNS);
     const int n_wanted = lctx_max(PER_MULTIPROCESSOR * queue.device.n_multiprocessor / (n_tile * a.n_list), 1);
     const int n_most = (int)lctx_div_up(lctx_max(a.n_chunk_max, 1), scorer::WARPS * scorer::CHUNKS);
     const dim3 grid((unsigned)n_tile, (unsigned)a.n_list, (unsigned)lctx_min(n_wanted, n_most));
-    lctx_launch(score_keys<BITS, TILES, GROUPS>, grid, scorer::WARPS * LCTX_WARP, scorer::shared(p), queue.stream, a, p);
+    lctx_launch(score_keys<BITS, TILES, GROUPS>, grid, scorer::WARPS * LCTX_WARP, scorer::shared(p), queue.stream, a,
+                p);
 }
 
 // Few columns: as many rows as possible are on their way. Many: they share what codes become.
-template <int BITS> void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+template <int BITS>
+void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
     const bool fits = key_scorer<BITS, 4, 1>::shared(p) <= queue.device.max_shared;
     if (fits && p.n_all * (a.n_head / a.n_list) > key_scorer<BITS, 1, 4>::COLUMNS) {
         launch_key_scores<BITS, 4, 1>(queue, a, p);

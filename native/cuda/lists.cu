@@ -1,9 +1,10 @@
-// *attend* of tiles whose tokens share a list of chunks: a dense loop. A block of threads has one query head of a tile, so that its columns
-// are tokens and a mask of rows is one of columns; rows of the list are gathered 16 at a time, and all columns read them. Runs, which end
-// at the row of each query, come after them.
+// *attend* of tiles whose tokens share a list of chunks: a dense loop. A block of threads has one query head of a tile,
+// so that its columns are tokens and a mask of rows is one of columns; rows of the list are gathered 16 at a time, and
+// all columns read them. Runs, which end at the row of each query, come after them.
 //
-// K and V take turns in shared memory: the one is on its way while products with the other run, which leaves room for two blocks of threads
-// where a multiprocessor has 100 KiB. What is not f16 waits as bytes, and is unpacked into one tile, K first.
+// K and V take turns in shared memory: the one is on its way while products with the other run, which leaves room for
+// two blocks of threads where a multiprocessor has 100 KiB. What is not f16 waits as bytes, and is unpacked into one
+// tile, K first.
 #include "lists.h"
 
 #include "hadamard.h"
@@ -15,18 +16,21 @@
 
 namespace {
 
-constexpr int GROUP = 16;  // rows that lie together: chunks, units of staged rows and blocks of a run begin at multiples of it
-constexpr int TILE = 64;   // tokens
+constexpr int GROUP =
+    16;  // rows that lie together: chunks, units of staged rows and blocks of a run begin at multiples of it
+constexpr int TILE = 64;  // tokens
 constexpr int WARPS = 4, THREADS = WARPS * LCTX_WARP;
 
-// F16: rows are copied as they are. One warp has 16 columns; those of wide heads share them and have a part of the dimensions each.
+// F16: rows are copied as they are. One warp has 16 columns; those of wide heads share them and have a part of the
+// dimensions each.
 template <int DIM_, bool F16_> struct shape {
     static constexpr int DIM = DIM_;  // of K and V, padded
     static constexpr bool F16 = F16_, WIDE = DIM > 256;
     static constexpr int ROWS = DIM <= 128 ? 64 : WIDE ? GROUP : 32;  // of a block
     static constexpr int GROUPS = ROWS / GROUP;
     static constexpr int DIM_WARPS = WIDE ? WARPS : 1, COLUMNS = 16 * WARPS / DIM_WARPS, WARP_DIM = DIM / DIM_WARPS;
-    static constexpr bool KEPT = WARP_DIM <= 144;  // queries are in registers, and in the memory of a tile on their way there
+    static constexpr bool KEPT =
+        WARP_DIM <= 144;  // queries are in registers, and in the memory of a tile on their way there
     using layout = std::conditional_t<WIDE, lctx_cuda_padded<DIM + 8>, lctx_cuda_swizzled<DIM>>;
     using flash = lctx_cuda_flash<WARP_DIM, ROWS, layout>;
     using queries = lctx_cuda_queries<WARP_DIM, KEPT, layout>;
@@ -35,7 +39,8 @@ template <int DIM_, bool F16_> struct shape {
     static constexpr size_t TILES = (F16 ? 2 : 1) * K_OR_V;
     static constexpr size_t QUERIES = KEPT ? 0 : (size_t)COLUMNS * layout::STRIDE * sizeof(uint16_t);
     static constexpr size_t SUMS = WIDE ? (size_t)DIM_WARPS * 16 * ROWS * sizeof(float) : 0;
-    static_assert(!KEPT || (size_t)COLUMNS * layout::STRIDE * sizeof(uint16_t) <= K_OR_V, "queries are turned where values will be");
+    static_assert(!KEPT || (size_t)COLUMNS * layout::STRIDE * sizeof(uint16_t) <= K_OR_V,
+                  "queries are turned where values will be");
 
     __device__ static int column0() { return WIDE ? 0 : lctx_warp() * 16; }
     __device__ static int dim0() { return WIDE ? lctx_warp() * WARP_DIM : 0; }
@@ -130,7 +135,9 @@ template <typename S> struct list_reader {
     __device__ int32_t * groups() const { return (int32_t *)(parts() + n_part()); }
 
     __device__ int n_part() const { return choices.tiles.n_given; }
-    __device__ const lctx_segment & given(int column, int seg) const { return choices.given(tile, token0 + column)[seg]; }
+    __device__ const lctx_segment & given(int column, int seg) const {
+        return choices.given(tile, token0 + column)[seg];
+    }
 
     // ---- what is read ----
 
@@ -200,7 +207,8 @@ template <typename S> struct list_reader {
         if (at + GROUP <= p.lo || at >= p.hi) {
             return;
         }
-        const size_t row = p.listed ? (size_t)groups()[p.first + at / GROUP] : lctx_pool_row(a.cache.table, at, head_kv, seq);
+        const size_t row =
+            p.listed ? (size_t)groups()[p.first + at / GROUP] : lctx_pool_row(a.cache.table, at, head_kv, seq);
         const bool near = !p.listed && (a.params.near_mask >> p.seg & 1);
         k = near ? lctx_near_row(a.cache, at, head_kv, seq) : lctx_pool_at(a.cache.k_pool, row);
         v = lctx_pool_at(a.cache.v_pool, row);
@@ -218,9 +226,10 @@ template <typename S> struct list_reader {
         const part & p = parts()[c.part];
         return {lctx_max(p.lo - c.block * S::ROWS, 0), lctx_min(p.hi - c.block * S::ROWS, S::ROWS)};
     }
-    // Begin to copy the rows of a block; others and dimensions that no row has become 0, for 0 times NaN is NaN. Eight lanes share a row.
-    __device__ __forceinline__ void copy_rows(const char * const (&from)[S::GROUPS], size_t row_size, int n_dim, const bounds & b,
-                                              uint16_t * to) const {
+    // Begin to copy the rows of a block; others and dimensions that no row has become 0, for 0 times NaN is NaN. Eight
+    // lanes share a row.
+    __device__ __forceinline__ void copy_rows(const char * const (&from)[S::GROUPS], size_t row_size, int n_dim,
+                                              const bounds & b, uint16_t * to) const {
         constexpr int LANES = 8, STEPS = (S::DIM / 8 + LANES - 1) / LANES;
         static_assert(THREADS / LANES == GROUP, "threads copy a group at a time");
         const int row = (int)threadIdx.x / LANES, d0 = (int)threadIdx.x % LANES * 8;
@@ -247,11 +256,13 @@ template <typename S> struct list_reader {
         }
     }
     // Begin to copy the groups of a block as they are stored: a group has a multiple of 16 bytes.
-    __device__ __forceinline__ void copy_bytes(const char * const (&from)[S::GROUPS], size_t row_size, char * to) const {
+    __device__ __forceinline__ void copy_bytes(const char * const (&from)[S::GROUPS], size_t row_size,
+                                               char * to) const {
         constexpr int SHARE = WARPS / S::GROUPS;  // warps that copy a group together
         const int group = lctx_warp() / SHARE;
         const char * source = from[group];
-        for (uint32_t i = lctx_warp() % SHARE * LCTX_WARP + lctx_lane(); source && i < row_size; i += SHARE * LCTX_WARP) {
+        for (uint32_t i = lctx_warp() % SHARE * LCTX_WARP + lctx_lane(); source && i < row_size;
+             i += SHARE * LCTX_WARP) {
             lctx_copy_16(to + (group * row_size + i) * 16, source + i * 16);
         }
     }
@@ -284,7 +295,8 @@ template <typename S> struct list_reader {
     // ---- bytes to f16 ----
 
     // Whole blocks of 32 elements: the threads that share a row take them in turn.
-    template <typename T> __device__ void unpack_blocks(const char * rows, size_t row_size, int n_dim, const bounds & b) const {
+    template <typename T>
+    __device__ void unpack_blocks(const char * rows, size_t row_size, int n_dim, const bounds & b) const {
         constexpr int LANES = THREADS / S::ROWS, STEP = LANES * T::BLOCK;
         const int row = (int)threadIdx.x % S::ROWS, first = (int)threadIdx.x / S::ROWS * T::BLOCK;
         const auto each = [&](auto && f) {
@@ -320,8 +332,8 @@ template <typename S> struct list_reader {
         }
     }
     // Plain numbers times `factor`; returns the largest of this thread before that.
-    template <typename T>
-    __device__ float unpack_numbers(const char * rows, size_t row_size, int n_dim, const bounds & b, float factor) const {
+    template <typename T> __device__ float unpack_numbers(const char * rows, size_t row_size, int n_dim,
+                                                          const bounds & b, float factor) const {
         float most = 0.0f;
         put_each_8([&](int row, int d) {
             float x[8] = {};
@@ -337,7 +349,8 @@ template <typename S> struct list_reader {
         return most;
     }
     // Unpack rows of any type. Returns 0 where all are halves.
-    __device__ float unpack(ggml_type type, const char * rows, size_t row_size, int n_dim, const bounds & b, float factor) const {
+    __device__ float unpack(ggml_type type, const char * rows, size_t row_size, int n_dim, const bounds & b,
+                            float factor) const {
         float most = 0.0f;
         lctx_cuda_with_rows(type, [&](auto of_type) {
             using T = decltype(of_type);
@@ -360,8 +373,9 @@ template <typename S> struct list_reader {
     __device__ float unpack_values(const cursor & c, int i) const {
         const lctx_pool_args &k = a.cache.k_pool, &v = a.cache.v_pool;
         const char * rows = v_raw() + (lctx_values_in_keys(a.cache) ? v.data - k.data : 0);
-        return lctx_cuda_scaled(m().most, i,
-                                [&](float factor) { return unpack(v.type, rows, v.row_size, a.head_dim_v, bounds_of(c), 1.0f / factor); });
+        return lctx_cuda_scaled(m().most, i, [&](float factor) {
+            return unpack(v.type, rows, v.row_size, a.head_dim_v, bounds_of(c), 1.0f / factor);
+        });
     }
 
     // ---- columns ----
@@ -410,7 +424,8 @@ template <typename S> struct list_reader {
                 y = x * cs[1] + y * cs[0], x = rotated;
             }
             const uint32_t halves = lctx_pack_limited(x, y);
-            queries()[S::layout::at(c, first)] = (uint16_t)halves, queries()[S::layout::at(c, second)] = (uint16_t)(halves >> 16);
+            queries()[S::layout::at(c, first)] = (uint16_t)halves,
+                                       queries()[S::layout::at(c, second)] = (uint16_t)(halves >> 16);
         }
     }
     __device__ const float * query(int column) const {
@@ -452,7 +467,8 @@ template <typename S> struct list_reader {
             f.each_score([&](float & s, int, int) { s = LCTX_LOG2_E * a.params.softcap * lctx_tanh(s); });
         }
         if (first < parts()[c.part].all_lo || first + S::ROWS > parts()[c.part].all_hi) {
-            f.each_score([&](float & s, int i, int row) { s = first + row >= lo[i] && first + row < hi[i] ? s : -INFINITY; });
+            f.each_score(
+                [&](float & s, int i, int row) { s = first + row >= lo[i] && first + row < hi[i] ? s : -INFINITY; });
         }
         f.softmax();
     }
@@ -555,12 +571,13 @@ template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
 
 }  // namespace
 
-// Not where a head has evicted rows: what is left of a chunk has any length and begins in any cell, so its rows are not groups. Nor where
-// shared memory has no room: for the longest lists, and for rows of f32 on small GPUs.
+// Not where a head has evicted rows: what is left of a chunk has any length and begins in any cell, so its rows are not
+// groups. Nor where shared memory has no room: for the longest lists, and for rows of f32 on small GPUs.
 bool lctx_cuda_reads_lists(const lctx_cuda_device & device, const lctx_attend_args & args) {
     size_t size = 0;
     with_shape(args, [&](auto s) { size = n_shared<decltype(s)>(args); });
-    return args.params.tiles.size == TILE && args.params.chunk_size % GROUP == 0 && !args.cache.held.data && size <= device.max_shared;
+    return args.params.tiles.size == TILE && args.params.chunk_size % GROUP == 0 && !args.cache.held.data &&
+           size <= device.max_shared;
 }
 
 int lctx_cuda_list_splits(const lctx_cuda_device & device, const lctx_attend_args & args) {

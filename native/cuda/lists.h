@@ -9,5 +9,6 @@ bool lctx_cuda_reads_lists(const lctx_cuda_device & device, const lctx_attend_ar
 // Parts of what a tile reads, whose states are merged; 1 without tiles.
 int lctx_cuda_list_splits(const lctx_cuda_device & device, const lctx_attend_args & args);
 
-// The tokens of tiles: into the output, or where there are several parts into states at the beginning of the work buffer.
+// The tokens of tiles: into the output, or where there are several parts into states at the beginning of the work
+// buffer.
 void lctx_cuda_attend_lists(const lctx_cuda_queue & queue, const lctx_attend_args & args);

@@ -1,7 +1,7 @@
 // The CUDA backend as a library of its own (the package pylongctx-cuda): what it offers to the library that loads it.
 //
-// Each has its own copy of ggml's base and may have its own C++ library, so only C types cross, and interfaces of virtual functions. ggml's
-// structs are the same on both sides when `build` is.
+// Each has its own copy of ggml's base and may have its own C++ library, so only C types cross, and interfaces of
+// virtual functions. ggml's structs are the same on both sides when `build` is.
 #pragma once
 
 #include "arena.h"

@@ -9,8 +9,8 @@ struct lctx_attend_state {
     float m, l, o0, o1;
 };
 
-// Dimensions d and d + 1 of n states that become one. states: m, l, o of each, `stride` numbers apart. What is NaN in one is NaN in the
-// result.
+// Dimensions d and d + 1 of n states that become one. states: m, l, o of each, `stride` numbers apart. What is NaN in
+// one is NaN in the result.
 static __device__ inline lctx_attend_state lctx_merge_states(const float * states, int n, size_t stride, int d) {
     lctx_attend_state to = {-INFINITY, 0.0f, 0.0f, 0.0f};
     for (int i = 0; i < n; i++) {
@@ -28,14 +28,19 @@ struct lctx_partial_states {
     int n_split;
     float * data;  // [n_split][n_tokens * n_head][m, l, o of head_dim_v] with n_split > 1
 
-    __host__ __device__ static size_t n_float(const lctx_attend_args & a) { return (size_t)a.n_tokens * a.n_head * (a.head_dim_v + 2); }
+    __host__ __device__ static size_t n_float(const lctx_attend_args & a) {
+        return (size_t)a.n_tokens * a.n_head * (a.head_dim_v + 2);
+    }
     // Bytes of work buffer.
-    static size_t size(const lctx_attend_args & a, int n_split) { return n_split > 1 ? n_split * n_float(a) * sizeof(float) : 0; }
+    static size_t size(const lctx_attend_args & a, int n_split) {
+        return n_split > 1 ? n_split * n_float(a) * sizeof(float) : 0;
+    }
     __device__ float * of(const lctx_attend_args & a, int split, int token, int head) const {
         return data + split * n_float(a) + ((size_t)token * a.n_head + head) * (a.head_dim_v + 2);
     }
     // Dimensions d and d + 1 of a result: into the output, or a partial state that is merged later.
-    __device__ void write(const lctx_attend_args & a, int split, int token, int head, int d, const lctx_attend_state & s) const {
+    __device__ void write(const lctx_attend_args & a, int split, int token, int head, int d,
+                          const lctx_attend_state & s) const {
         if (d >= a.head_dim_v) {
             return;
         }
@@ -57,4 +62,5 @@ struct lctx_partial_states {
 };
 
 // Merge the partial states, and transform back the output of values that were transformed.
-void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args, const lctx_partial_states & partials);
+void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args,
+                             const lctx_partial_states & partials);

@@ -1,5 +1,5 @@
-// The plans of *attend*: a block of threads for a tile. The chunks that columns read from one angle of one sequence are marked, then
-// listed.
+// The plans of *attend*: a block of threads for a tile. The chunks that columns read from one angle of one sequence are
+// marked, then listed.
 #include "plan.h"
 
 #include <climits>
@@ -20,7 +20,8 @@ struct memory {
 };
 
 // Mark the chunks of a key in those of the columns that read them; what comes next into the memory.
-__device__ void mark(const lctx_attend_args & a, const lctx_cuda_tile & t, int32_t key, unsigned long long * columns, memory & m) {
+__device__ void mark(const lctx_attend_args & a, const lctx_cuda_tile & t, int32_t key, unsigned long long * columns,
+                     memory & m) {
     const lctx_cuda_lists lists = {a};
     int first = INT_MAX, end = 0, next = INT_MAX;
     for (int c = lctx_warp(); c < t.n_column(); c += WARPS) {
@@ -48,8 +49,8 @@ __device__ void mark(const lctx_attend_args & a, const lctx_cuda_tile & t, int32
 }
 
 // The pieces of rows [row0, row1) of a chunk: of evicted cells some are missing.
-__device__ void put_rows(const lctx_attend_args & a, const lctx_cuda_plan & p, int head_kv, int32_t row0, int32_t row1, int32_t key,
-                         unsigned long long columns, lctx_cuda_piece * to) {
+__device__ void put_rows(const lctx_attend_args & a, const lctx_cuda_plan & p, int head_kv, int32_t row0, int32_t row1,
+                         int32_t key, unsigned long long columns, lctx_cuda_piece * to) {
     constexpr int CELLS = lctx_cuda_piece::CELLS;
     const int seq = key / a.n_angle;
     const lctx_cells cells(a.cache, head_kv, seq);
@@ -58,14 +59,15 @@ __device__ void put_rows(const lctx_attend_args & a, const lctx_cuda_plan & p, i
         const int group = (begin / CELLS + i) * CELLS, lo = lctx_max(begin, group), hi = lctx_min(end, group + CELLS);
         to[i] = {0, 0, key, 0, 0};
         if (lo < hi) {
-            to[i] = {columns, (int32_t)lctx_pool_row(a.cache.table, lo, head_kv, seq), key, (int16_t)(lo - group), (int16_t)(hi - group)};
+            to[i] = {columns, (int32_t)lctx_pool_row(a.cache.table, lo, head_kv, seq), key, (int16_t)(lo - group),
+                     (int16_t)(hi - group)};
         }
     }
 }
 
 // List what is marked, clear the marks, and fill a block of rows; returns how many pieces there are then.
-__device__ int list(const lctx_attend_args & a, const lctx_cuda_plan & p, int head_kv, int32_t key, unsigned long long * columns,
-                    lctx_cuda_piece * pieces, int n, memory & m) {
+__device__ int list(const lctx_attend_args & a, const lctx_cuda_plan & p, int head_kv, int32_t key,
+                    unsigned long long * columns, lctx_cuda_piece * pieces, int n, memory & m) {
     const int size = a.params.chunk_size, mine = (int)threadIdx.x;
     int n_listed;
     for (int chunk0 = m.first; chunk0 < m.end; chunk0 += THREADS, n += n_listed * p.per_chunk) {
@@ -91,7 +93,8 @@ __device__ int list(const lctx_attend_args & a, const lctx_cuda_plan & p, int he
     return end;
 }
 
-__global__ void __launch_bounds__(THREADS) make_plan(const lctx_attend_args a, const lctx_cuda_plan p, int n_column, int first) {
+__global__ void __launch_bounds__(THREADS)
+    make_plan(const lctx_attend_args a, const lctx_cuda_plan p, int n_column, int first) {
     auto & m = *(memory *)lctx_shared();
     const int side = (int)blockIdx.x, head_kv = (int)blockIdx.y;
     const lctx_cuda_tile t(a, lctx_cuda_tiling(a, n_column), first + side, head_kv);
@@ -120,7 +123,8 @@ __global__ void __launch_bounds__(THREADS) make_plan(const lctx_attend_args a, c
 
 }  // namespace
 
-void lctx_cuda_make_plans(const lctx_cuda_queue & queue, const lctx_attend_args & args, const lctx_cuda_plan & plan, int n_column,
-                          int first) {
-    lctx_launch(make_plan, dim3(plan.n_tile, args.n_head_kv), THREADS, sizeof(memory), queue.stream, args, plan, n_column, first);
+void lctx_cuda_make_plans(const lctx_cuda_queue & queue, const lctx_attend_args & args, const lctx_cuda_plan & plan,
+                          int n_column, int first) {
+    lctx_launch(make_plan, dim3(plan.n_tile, args.n_head_kv), THREADS, sizeof(memory), queue.stream, args, plan,
+                n_column, first);
 }

@@ -35,7 +35,8 @@ struct lctx_cuda_plan {
         const bool aligned = !a.cache.held.data && size % lctx_cuda_piece::CELLS == 0;
         data = work;
         n_chunk = (int32_t)lctx_div_up((int64_t)a.cache.table.head_stride << a.cache.table.shift, size);
-        per_chunk = aligned ? size / lctx_cuda_piece::CELLS : (size + 2 * lctx_cuda_piece::CELLS - 2) / lctx_cuda_piece::CELLS;
+        per_chunk =
+            aligned ? size / lctx_cuda_piece::CELLS : (size + 2 * lctx_cuda_piece::CELLS - 2) / lctx_cuda_piece::CELLS;
         // all columns choose different chunks; every key begins with a block of rows
         const int64_t n_list = (int64_t)n_column * n_chosen, n_key = (int64_t)n_column * a.n_angle;
         n_piece = (int32_t)(n_list * per_chunk + lctx_min(n_list, n_key) * per_block);
@@ -45,13 +46,17 @@ struct lctx_cuda_plan {
         return tile * (HEADER + n_chunk * sizeof(unsigned long long) + n_piece * sizeof(lctx_cuda_piece));
     }
     // Of the tile number `side` of those of a KV head.
-    LCTX_HD int32_t & count(int side, int head_kv) const { return *(int32_t *)(data + data_of(head_kv * n_tile + side)); }
+    LCTX_HD int32_t & count(int side, int head_kv) const {
+        return *(int32_t *)(data + data_of(head_kv * n_tile + side));
+    }
     LCTX_HD unsigned long long * columns(int side, int head_kv) const {
         return (unsigned long long *)((char *)&count(side, head_kv) + HEADER);
     }
-    LCTX_HD lctx_cuda_piece * pieces(int side, int head_kv) const { return (lctx_cuda_piece *)(columns(side, head_kv) + n_chunk); }
+    LCTX_HD lctx_cuda_piece * pieces(int side, int head_kv) const {
+        return (lctx_cuda_piece *)(columns(side, head_kv) + n_chunk);
+    }
 };
 
 // Make the plans of tiles [first, first + n_tile) of every KV head.
-void lctx_cuda_make_plans(const lctx_cuda_queue & queue, const lctx_attend_args & args, const lctx_cuda_plan & plan, int n_column,
-                          int first);
+void lctx_cuda_make_plans(const lctx_cuda_queue & queue, const lctx_attend_args & args, const lctx_cuda_plan & plan,
+                          int n_column, int first);

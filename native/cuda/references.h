@@ -1,5 +1,5 @@
-// For heads that choose together, scores become weights in the attention of each, which what the query reads anyway has a share of: r, the
-// log of the sum over these rows.
+// For heads that choose together, scores become weights in the attention of each, which what the query reads anyway has
+// a share of: r, the log of the sum over these rows.
 #pragma once
 
 #include "key-scores.h"
@@ -16,7 +16,8 @@ __device__ log_sum sum_lanes(const log_sum & mine) {
 }
 
 // The score of a row by the index; one thread.
-template <int BITS> __device__ float score_row(const lctx_select_args & a, lctx_key_query * query, int32_t cell, int list, int32_t seq) {
+template <int BITS>
+__device__ float score_row(const lctx_select_args & a, lctx_key_query * query, int32_t cell, int list, int32_t seq) {
     constexpr int GROUP = lctx_index_shape::GROUP, PAIRS = lctx_index_shape::WORD * 8 / BITS / 2;
     const char * group = lctx_index_group(a.cache, cell / GROUP, list, seq);
     float sum = 0.0f;
@@ -25,15 +26,16 @@ template <int BITS> __device__ float score_row(const lctx_select_args & a, lctx_
         lctx_unrolled<PAIRS>([&](int pair) {
             const uint32_t key = lctx_index_pair<BITS>(codes, pair);
             const uint16_t * q = query->levels() + lctx_key_order::index(BITS, word, pair);
-            sum += lctx_from_half((uint16_t)key) * lctx_from_half(q[0]) + lctx_from_half((uint16_t)(key >> 16)) * lctx_from_half(q[1]);
+            sum += lctx_from_half((uint16_t)key) * lctx_from_half(q[0]) +
+                   lctx_from_half((uint16_t)(key >> 16)) * lctx_from_half(q[1]);
         });
     }
     return sum * lctx_from_half(*(const uint16_t *)(group + a.index.scale_at(cell % GROUP))) * query->scale;
 }
 
 // The sum over the rows of a run but those of the near ring, which the index does not have as they are seen. One warp.
-template <int BITS>
-__device__ log_sum sum_run(const lctx_select_args & a, int32_t token, int head, int run, float * q, lctx_key_query * query) {
+template <int BITS> __device__ log_sum sum_run(const lctx_select_args & a, int32_t token, int head, int run, float * q,
+                                               lctx_key_query * query) {
     const lctx_segment & s = a.segs[(size_t)token * a.chunks.n_given() + run];
     log_sum all = {-INFINITY, 0.0f};
     if (s.row0 >= s.row1 || (a.near_mask >> run & 1)) {
@@ -81,7 +83,8 @@ template <typename F> __device__ void each_scored(const lctx_select_args & a, in
     }
 }
 
-// Scores of a head become shares of the sum over all of them and what it reads anyway; what is not a number has none. A block for a query.
+// Scores of a head become shares of the sum over all of them and what it reads anyway; what is not a number has none. A
+// block for a query.
 __global__ void weigh(lctx_select_args a, lctx_select_plan p) {
     const int i = (int)blockIdx.x, head = (int)blockIdx.y;
     const int32_t token = p.token(a, i);
@@ -99,10 +102,12 @@ __global__ void weigh(lctx_select_args a, lctx_select_plan p) {
     for (int warp = 0; warp < WEIGHT_WARPS; warp++) {
         all = all.with(sums[warp].most, sums[warp].sum);
     }
-    each_scored(a, token, [&](int chunk) { scores[chunk] = is_number(chunk) ? expf(scores[chunk] - all.most) / all.sum : 0.0f; });
+    each_scored(a, token,
+                [&](int chunk) { scores[chunk] = is_number(chunk) ? expf(scores[chunk] - all.most) / all.sum : 0.0f; });
 }
 
-template <int BITS> void launch_references(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+template <int BITS>
+void launch_references(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
     const dim3 grid((unsigned)p.n_slab, (unsigned)lctx_div_up(a.n_head, REFERENCE_WARPS));
     const size_t shared = REFERENCE_WARPS * (p.query_size + a.head_dim * sizeof(float));
     lctx_launch(sum_runs<BITS>, grid, REFERENCE_WARPS * LCTX_WARP, shared, queue.stream, a, p);

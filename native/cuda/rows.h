@@ -1,4 +1,5 @@
-// Rows of K and V in every type, 8 elements at a time. Rows lie at even addresses; those of blocks of 32 begin with the scale.
+// Rows of K and V in every type, 8 elements at a time. Rows lie at even addresses; those of blocks of 32 begin with the
+// scale.
 #pragma once
 
 #include "device.h"
@@ -11,7 +12,8 @@ static __device__ __forceinline__ uint32_t lctx_word(const char * at) {
     return *(const uint16_t *)at;
 }
 
-// The 8 bytes at an even address, in loads of 4. The other bytes that are read lie in the same page, which begins at a multiple of 4.
+// The 8 bytes at an even address, in loads of 4. The other bytes that are read lie in the same page, which begins at a
+// multiple of 4.
 static __device__ __forceinline__ uint2 lctx_words(const char * at) {
     const int half = (int)((uintptr_t)at & 2);  // whether the address is between two words
     const uint32_t * from = (const uint32_t *)(at - half);
@@ -32,11 +34,12 @@ template <int N> static __device__ __forceinline__ void lctx_words(const char * 
 }
 
 static __device__ __forceinline__ uint4 lctx_pack_8(const float (&x)[8]) {
-    return {lctx_pack_limited(x[0], x[1]), lctx_pack_limited(x[2], x[3]), lctx_pack_limited(x[4], x[5]), lctx_pack_limited(x[6], x[7])};
+    return {lctx_pack_limited(x[0], x[1]), lctx_pack_limited(x[2], x[3]), lctx_pack_limited(x[4], x[5]),
+            lctx_pack_limited(x[6], x[7])};
 }
 
-// Element types: elements per block, bytes of a block, and elements [first, first + 8) of a block, first a multiple of 8: load(block,
-// first, x) as floats, halves(block, first) as f16 numbers. (ggml: quants.c)
+// Element types: elements per block, bytes of a block, and elements [first, first + 8) of a block, first a multiple of
+// 8: load(block, first, x) as floats, halves(block, first) as f16 numbers. (ggml: quants.c)
 template <typename T, typename Bits> struct lctx_cuda_plain {
     static constexpr int BLOCK = 8, SIZE = 8 * sizeof(Bits);
     static __device__ __forceinline__ void load(const char * block, int, float (&x)[8]) {
@@ -64,16 +67,20 @@ struct lctx_cuda_f16 : lctx_cuda_plain<lctx_cuda_f16, uint16_t> {
     static __device__ __forceinline__ uint4 halves(const char * block, int) { return *(const uint4 *)block; }
 };
 
-// Blocks of 32: T::levels(block, first) gives 8 levels as bytes; an element is d * (level - MIDDLE), or d * level + m with MIN.
+// Blocks of 32: T::levels(block, first) gives 8 levels as bytes; an element is d * (level - MIDDLE), or d * level + m
+// with MIN.
 template <typename T> struct lctx_cuda_levels {
     // Levels without their middle as f16 numbers, which is exact: 0x6400 | level is the number 1024 + level.
     static __device__ __forceinline__ uint4 centered(const uint2 & levels) {
         constexpr uint32_t HIGH = 0x64646464, ZERO = 0x64006400 + T::MIDDLE * 0x10001;
-        return {lctx_sub_2(lctx_permute(levels.x, HIGH, 0x4140), ZERO), lctx_sub_2(lctx_permute(levels.x, HIGH, 0x4342), ZERO),
-                lctx_sub_2(lctx_permute(levels.y, HIGH, 0x4140), ZERO), lctx_sub_2(lctx_permute(levels.y, HIGH, 0x4342), ZERO)};
+        return {lctx_sub_2(lctx_permute(levels.x, HIGH, 0x4140), ZERO),
+                lctx_sub_2(lctx_permute(levels.x, HIGH, 0x4342), ZERO),
+                lctx_sub_2(lctx_permute(levels.y, HIGH, 0x4140), ZERO),
+                lctx_sub_2(lctx_permute(levels.y, HIGH, 0x4342), ZERO)};
     }
     static __device__ __forceinline__ void load(const char * block, int first, float (&x)[8]) {
-        const float d = lctx_from_half((uint16_t)lctx_word(block)), m = T::MIN ? lctx_from_half((uint16_t)lctx_word(block + 2)) : 0.0f;
+        const float d = lctx_from_half((uint16_t)lctx_word(block)),
+                    m = T::MIN ? lctx_from_half((uint16_t)lctx_word(block + 2)) : 0.0f;
         const uint2 levels = T::levels(block, first);
         for (int i = 0; i < 8; i++) {
             x[i] = d * (float)((int)((i < 4 ? levels.x : levels.y) >> 8 * (i % 4) & 0xff) - T::MIDDLE) + m;
@@ -199,15 +206,19 @@ static __device__ __forceinline__ void lctx_store_8(float * at, const float (&x)
     *(float4 *)(at + 4) = {x[4], x[5], x[6], x[7]};
 }
 
-// One element of a rotated row: pairs are (2i, 2i + 1), or with NEOX (i, i + n_dims/2); dimensions from n_dims on stay. cs: cos, sin, ...
-// element(d) gives one that is not rotated.
-template <typename E> static __device__ __forceinline__ float lctx_rotated_of(E && element, int d, const float * cs, int n_dims, int mode) {
+// One element of a rotated row: pairs are (2i, 2i + 1), or with NEOX (i, i + n_dims/2); dimensions from n_dims on stay.
+// cs: cos, sin, ... element(d) gives one that is not rotated.
+template <typename E>
+static __device__ __forceinline__ float lctx_rotated_of(E && element, int d, const float * cs, int n_dims, int mode) {
     if (d >= n_dims) {
         return element(d);
     }
     const int half = n_dims / 2;
     const bool neox = mode == GGML_ROPE_TYPE_NEOX;
-    const int pair = !neox ? d / 2 : d < half ? d : d - half, first = neox ? pair : 2 * pair, second = neox ? pair + half : first + 1;
+    const int pair = !neox      ? d / 2
+                     : d < half ? d
+                                : d - half,
+              first = neox ? pair : 2 * pair, second = neox ? pair + half : first + 1;
     const float c = cs[2 * pair], s = cs[2 * pair + 1];
     return d == first ? element(first) * c - element(second) * s : element(first) * s + element(second) * c;
 }

@@ -9,13 +9,15 @@
 #include <cfloat>
 #include <cmath>
 
-// A query by keys: its levels in the order of lctx_key_order, and what its products are multiplied by. 16 bytes more than a multiple of
-// 128: the same levels of eight queries are in different banks of shared memory.
+// A query by keys: its levels in the order of lctx_key_order, and what its products are multiplied by. 16 bytes more
+// than a multiple of 128: the same levels of eight queries are in different banks of shared memory.
 struct lctx_key_query {
     float scale;
     int32_t unused[3];
 
-    static size_t size(const lctx_index_shape & shape) { return sizeof(lctx_key_query) + lctx_key_order(shape).size() * sizeof(uint16_t); }
+    static size_t size(const lctx_index_shape & shape) {
+        return sizeof(lctx_key_query) + lctx_key_order(shape).size() * sizeof(uint16_t);
+    }
     __device__ uint16_t * levels() { return (uint16_t *)(this + 1); }
 };
 
@@ -43,7 +45,8 @@ struct lctx_select_plan {
         constexpr size_t BYTES = 256 * 1024;  // per multiprocessor: enough to keep all of them busy
         query_size = a.chunks.by_keys() ? lctx_key_query::size(a.index) : a.head_dim * sizeof(float);
         n_all = a.choices().n_alone();
-        const int64_t most = (int64_t)(BYTES * device.n_multiprocessor / (of_scores(a) + of_references(a) + of_queries(a)));
+        const int64_t most =
+            (int64_t)(BYTES * device.n_multiprocessor / (of_scores(a) + of_references(a) + of_queries(a)));
         n_slab = (int32_t)lctx_min(lctx_max(most, (int64_t)1), (int64_t)n_all);
         queries = work;
         references = (float *)(work + n_slab * of_queries(a));
@@ -68,7 +71,9 @@ struct lctx_select_plan {
     __device__ float * scores_of(const lctx_select_args & a, int i, int head) const {
         return scores + ((size_t)i * a.n_head + head) * a.n_chunk_max;
     }
-    __device__ float & reference(const lctx_select_args & a, int i, int head) const { return references[(size_t)i * a.n_head + head]; }
+    __device__ float & reference(const lctx_select_args & a, int i, int head) const {
+        return references[(size_t)i * a.n_head + head];
+    }
     __device__ char * query(const lctx_select_args & a, int i, int head, int slot) const {
         return queries + (((size_t)i * a.n_head + head) * a.chunks.n_range + slot) * query_size;
     }

@@ -1,6 +1,7 @@
 // *select*: every query scores the far chunks of its base at their angles and keeps the best (LongHeads, eq. 3).
 //
-// ../ops/summaries.h says what a score is. Of tiles, some queries are compared, and a list of chunks is chosen for each KV head.
+// ../ops/summaries.h says what a score is. Of tiles, some queries are compared, and a list of chunks is chosen for each
+// KV head.
 #include "choose.h"
 #include "references.h"
 #include "tile-lists.h"
@@ -46,7 +47,10 @@ struct warp_job {
     int32_t token;
 
     __device__ warp_job(const lctx_select_args & a, const lctx_select_plan & p)
-        : i((int)blockIdx.x), list((int)blockIdx.y), chunk0(((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS), token(p.token(a, i)) {}
+        : i((int)blockIdx.x),
+          list((int)blockIdx.y),
+          chunk0(((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS),
+          token(p.token(a, i)) {}
     // f(slot, chunks) for its chunks.
     template <typename F> __device__ void each_slot(const lctx_select_args & a, F && f) const {
         for (int slot = 0; slot < a.chunks.n_range; slot++) {
@@ -56,7 +60,8 @@ struct warp_job {
             }
         }
     }
-    __device__ void put(const lctx_select_args & a, const lctx_select_plan & p, int head, int chunk, float score) const {
+    __device__ void put(const lctx_select_args & a, const lctx_select_plan & p, int head, int chunk,
+                        float score) const {
         if (lctx_lane() == 0) {
             p.scores_of(a, i, head)[chunk] = score;
         }
@@ -81,8 +86,8 @@ __device__ float log_sum(const lctx_select_args & a, float others, float outlier
 }
 
 // Scores of chunks of r, CHUNKS at most, for one query.
-__device__ void score_summaries_of(const lctx_select_args & a, const float * query, const char * summaries, const lctx_chunk_range & r,
-                                   float (&score)[CHUNKS]) {
+__device__ void score_summaries_of(const lctx_select_args & a, const float * query, const char * summaries,
+                                   const lctx_chunk_range & r, float (&score)[CHUNKS]) {
     float others[CHUNKS] = {}, outlier[CHUNKS] = {};
     const lctx_summary_kind kind = a.chunks.summary();
     for (int d = lctx_lane() * 8; d < kind.n_vector * a.head_dim; d += LCTX_WARP * 8) {
@@ -138,7 +143,8 @@ template <int N_WARP> __global__ void choose(lctx_select_args a, lctx_select_pla
 
 // ---- launches ----
 
-template <int BITS> void launch_keys(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+template <int BITS>
+void launch_keys(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
     launch_key_scores<BITS>(queue, a, p);
     if (p.by_weights(a)) {
         launch_references<BITS>(queue, a, p);
@@ -158,8 +164,8 @@ void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, co
 }
 
 // A block for every choice.
-template <int N_WARP>
-void launch_blocks(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p, int64_t n_job) {
+template <int N_WARP> void launch_blocks(const lctx_cuda_queue & queue, const lctx_select_args & a,
+                                         const lctx_select_plan & p, int64_t n_job) {
     const size_t shared = lctx_chooser<N_WARP>::shared(a);
     lctx_launch(choose<N_WARP>, dim3((unsigned)n_job), N_WARP * LCTX_WARP, shared, queue.stream, a, p);
 }
@@ -180,7 +186,8 @@ void launch_choices(const lctx_cuda_queue & queue, const lctx_select_args & a, c
 
 // f(shape, plan) for tiles.
 template <typename F> auto with_tiles(const lctx_select_args & a, char * work, F && f) {
-    return with_tile_shape(a.index, [&](auto shape) { return f(shape, lctx_tile_work(a, decltype(shape)::STEPS, work)); });
+    return with_tile_shape(a.index,
+                           [&](auto shape) { return f(shape, lctx_tile_work(a, decltype(shape)::STEPS, work)); });
 }
 
 void select_lists(const lctx_cuda_queue & queue, const lctx_select_args & a) {

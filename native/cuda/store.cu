@@ -86,7 +86,8 @@ __device__ void put_32(ggml_type type, char * row, int first, int dim, float x) 
 }
 
 // A row whose elements element(d) gives, transformed in blocks; 0: as it is.
-template <typename F> __device__ void put_row(const lctx_pool_args & pool, bool is_value, char * row, int dim, int block, F && element) {
+template <typename F>
+__device__ void put_row(const lctx_pool_args & pool, bool is_value, char * row, int dim, int block, F && element) {
     __shared__ float rows[WARPS][LCTX_MOST_HADAMARD];
     float * transformed = rows[lctx_warp()];  // each lane has every 32nd element to itself
     for (int first = 0; first < dim; first += LCTX_WARP) {
@@ -112,7 +113,8 @@ __device__ void put_key(const lctx_store_args & a, const float * k, int32_t head
 }
 
 __device__ void put_value(const lctx_store_args & a, const float * v, char * row) {
-    put_row(a.cache.v_pool, !lctx_values_in_keys(a.cache), row, a.head_dim_v, a.params.hadamard.v, [&](int d) { return v[d]; });
+    put_row(a.cache.v_pool, !lctx_values_in_keys(a.cache), row, a.head_dim_v, a.params.hadamard.v,
+            [&](int d) { return v[d]; });
 }
 
 // A warp per token, KV head and what is stored.

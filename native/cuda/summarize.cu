@@ -1,4 +1,5 @@
-// *summarize*: what a query compares itself with to find a chunk, of keys as they are stored; computed when the chunk's last row is stored.
+// *summarize*: what a query compares itself with to find a chunk, of keys as they are stored; computed when the chunk's
+// last row is stored.
 #include "channels.h"
 #include "kernels.h"
 

@@ -5,7 +5,8 @@
 
 namespace {
 
-// A block for a list. Each thread has chunks that lie side by side, and the keys of the first KEYS of them in registers.
+// A block for a list. Each thread has chunks that lie side by side, and the keys of the first KEYS of them in
+// registers.
 template <int KEYS> struct tile_chooser {
     const lctx_select_args & a;
     const uint32_t * keys;
@@ -19,7 +20,9 @@ template <int KEYS> struct tile_chooser {
         int sums[LCTX_WARP];
         lctx_chunk_range ranges[1];  // [n_range]: divided once
     };
-    static size_t size(const lctx_select_args & a) { return sizeof(memory) + a.chunks.n_range * sizeof(lctx_chunk_range); }
+    static size_t size(const lctx_select_args & a) {
+        return sizeof(memory) + a.chunks.n_range * sizeof(lctx_chunk_range);
+    }
     __device__ static memory & shared() { return *(memory *)lctx_shared(); }
 
     __device__ tile_chooser(const lctx_select_args & a, const uint32_t * keys, int32_t token)
@@ -61,7 +64,8 @@ template <int KEYS> struct tile_chooser {
             shared().counts[call % 2][lctx_warp()] = n;
         }
         __syncthreads();
-        return (int)lctx_reduce_add(lctx_lane() < (int)blockDim.x / LCTX_WARP ? shared().counts[call % 2][lctx_lane()] : 0);
+        return (int)lctx_reduce_add(lctx_lane() < (int)blockDim.x / LCTX_WARP ? shared().counts[call % 2][lctx_lane()]
+                                                                              : 0);
     }
     // The n-th best key; less where the n best are all above it. 0: there are no more than n.
     __device__ uint32_t cut(int n) const {
@@ -85,7 +89,8 @@ template <int KEYS> struct tile_chooser {
         const uint32_t least = cut(n);
         int n_above = 0, n_at = 0, all_above, all_at;
         each([&](int, uint32_t key) { n_above += key > least, n_at += key == least; });
-        int before = lctx_block_scan(n_above, shared().sums, all_above), before_at = lctx_block_scan(n_at, shared().sums, all_at);
+        int before = lctx_block_scan(n_above, shared().sums, all_above),
+            before_at = lctx_block_scan(n_at, shared().sums, all_at);
         const int n_rest = least == 0 ? 0 : lctx_min(n - all_above, all_at);  // of those at the cut
         each([&](int chunk, uint32_t key) {
             if (key > least) {
@@ -105,11 +110,12 @@ template <int KEYS> struct tile_chooser {
 
 template <int KEYS> __global__ void __launch_bounds__(1024) choose_lists(lctx_select_args a, lctx_tile_work p) {
     const int tile = (int)blockIdx.x, list = (int)blockIdx.y;
-    tile_chooser<KEYS>(a, p.keys_of(a, tile, list), a.tiles[tile]).choose(a.chunks.n_shared, a.choices().list(tile, list));
+    tile_chooser<KEYS>(a, p.keys_of(a, tile, list), a.tiles[tile])
+        .choose(a.chunks.n_shared, a.choices().list(tile, list));
 }
 
-template <int KEYS>
-void launch_tile_lists(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_work & p, int n_thread) {
+template <int KEYS> void launch_tile_lists(const lctx_cuda_queue & queue, const lctx_select_args & a,
+                                           const lctx_tile_work & p, int n_thread) {
     const dim3 grid((unsigned)a.n_tile, (unsigned)a.n_list);
     lctx_launch(choose_lists<KEYS>, grid, n_thread, tile_chooser<KEYS>::size(a), queue.stream, a, p);
 }

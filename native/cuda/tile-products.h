@@ -9,14 +9,15 @@
 struct lctx_tile_work {
     static constexpr int GROUP = 16;  // columns
 
-    int n_compared;      // tokens of a tile
-    int n_column;        // of a tile and list
-    int n_group;         // of columns; after the last one of these a group has columns of zeros
-    int n_step;          // of 32 channels
-    uint4 * queries;     // [n_tile][n_list][n_range][n_group][n_step][LCTX_WARP] bytes as lctx_level_bytes
-    float * scales;      // [n_tile][n_list][n_range][n_group][GROUP]: score to the base 2 = product * scale of the row * scale
+    int n_compared;   // tokens of a tile
+    int n_column;     // of a tile and list
+    int n_group;      // of columns; after the last one of these a group has columns of zeros
+    int n_step;       // of 32 channels
+    uint4 * queries;  // [n_tile][n_list][n_range][n_group][n_step][LCTX_WARP] bytes as lctx_level_bytes
+    float *
+        scales;  // [n_tile][n_list][n_range][n_group][GROUP]: score to the base 2 = product * scale of the row * scale
     float * references;  // [n_tile][n_list][n_group][GROUP]
-    uint32_t * keys;     // [n_tile][n_list][n_chunk_max] values of chunks as lctx_choice_key, where a range has the chunk
+    uint32_t * keys;  // [n_tile][n_list][n_chunk_max] values of chunks as lctx_choice_key, where a range has the chunk
     char * end;
 
     // n_step: of lctx_tile_shape.
@@ -31,7 +32,9 @@ struct lctx_tile_work {
         keys = (uint32_t *)(references + n_list * n_group * GROUP);
         end = (char *)(keys + n_list * a.n_chunk_max);
     }
-    __device__ size_t list_at(const lctx_select_args & a, int tile, int list) const { return (size_t)tile * a.n_list + list; }
+    __device__ size_t list_at(const lctx_select_args & a, int tile, int list) const {
+        return (size_t)tile * a.n_list + list;
+    }
     __device__ size_t view_at(const lctx_select_args & a, int tile, int list, int slot) const {
         return list_at(a, tile, list) * a.chunks.n_range + slot;
     }
@@ -72,8 +75,9 @@ template <typename S> struct row_codes {
     // Lanes beyond the last word repeat it: their queries are 0.
     __device__ __forceinline__ void load(const lctx_index_shape & index, const char * group) {
         const int g = lctx_lane() / 4, t = lctx_lane() % 4, last = index.n_code() / index.WORD - 1;
-        lctx_unrolled<S::QUADS>(
-            [&](int quad) { words[quad] = *(const uint2 *)(group + index.word_at(lctx_min(4 * quad + t, last), 2 * g)); });
+        lctx_unrolled<S::QUADS>([&](int quad) {
+            words[quad] = *(const uint2 *)(group + index.word_at(lctx_min(4 * quad + t, last), 2 * g));
+        });
         scales = *(const uint2 *)(group + index.scale_at(4 * t));
     }
     // levels[i]: of row 2 g + i, the right factor of each step.
@@ -94,7 +98,8 @@ template <typename S> struct row_codes {
 };
 
 // sums[i][2 * k + j] += column g + 8 k times row 4 t + 2 j + i, in bits of floats from MAGIC on.
-template <typename S> __device__ __forceinline__ void multiply_step(const uint4 & query, const uint32_t (&levels)[2][S::STEPS][2], int step,
+template <typename S> __device__ __forceinline__ void multiply_step(const uint4 & query,
+                                                                    const uint32_t (&levels)[2][S::STEPS][2], int step,
                                                                     const int (&from)[4], int (&sums)[2][4]) {
     lctx_unrolled<2>([&](int i) {
         const int(&start)[4] = step == 0 ? from : (const int(&)[4])sums[i];

@@ -6,7 +6,8 @@
 
 namespace {
 
-// A block: a group of columns of a tile and list; a warp: one of them, and every WARPS-th group of the rows that they read anyway.
+// A block: a group of columns of a tile and list; a warp: one of them, and every WARPS-th group of the rows that they
+// read anyway.
 template <typename S> struct tile_queries {
     static constexpr int WARPS = lctx_tile_work::GROUP, N = S::CHANNELS / LCTX_WARP;
 
@@ -53,10 +54,13 @@ template <typename S> struct tile_queries {
         int32_t token;
     };
     __device__ bool is_column(int i) const { return group * p.GROUP + i < p.n_column; }
-    // Column i of the group; those after the last repeat it. Every step-th token is compared, other ones for each head of a KV head.
+    // Column i of the group; those after the last repeat it. Every step-th token is compared, other ones for each head
+    // of a KV head.
     __device__ column_of column(int i) const {
-        const int number = lctx_min(group * p.GROUP + i, p.n_column - 1), head = number / p.n_compared, step = a.chunks.step;
-        return {list * (a.n_head / a.n_list) + head, first + (step - head % step) % step + number % p.n_compared * step};
+        const int number = lctx_min(group * p.GROUP + i, p.n_column - 1), head = number / p.n_compared,
+                  step = a.chunks.step;
+        return {list * (a.n_head / a.n_list) + head,
+                first + (step - head % step) % step + number % p.n_compared * step};
     }
     __device__ static int mine(int k) { return lctx_lane() / 4 + 8 * k; }
 
@@ -115,13 +119,14 @@ template <typename S> struct tile_queries {
         float scale[2][2];
         codes.unpack_scales(scale);
         int product[2][4];
-        lctx_unrolled<S::STEPS>([&](int step) { multiply_step<S>(m.levels[step][lctx_lane()], levels, step, FROM, product); });
+        lctx_unrolled<S::STEPS>(
+            [&](int step) { multiply_step<S>(m.levels[step][lctx_lane()], levels, step, FROM, product); });
         lctx_unrolled<2>([&](int k) {
             float x[4], top = -INFINITY, sum = 0.0f;
             lctx_unrolled<4>([&](int i) {
                 const int32_t cell = index * S::ROWS + 4 * (lctx_lane() % 4) + i;
-                const float score =
-                    (lctx_as_float((uint32_t)product[i % 2][2 * k + i / 2]) - MAGIC) * scale[i % 2][i / 2] * m.scales[mine(k)];
+                const float score = (lctx_as_float((uint32_t)product[i % 2][2 * k + i / 2]) - MAGIC) *
+                                    scale[i % 2][i / 2] * m.scales[mine(k)];
                 x[i] = cell >= v.first[k] && cell < v.end[k] ? score : -INFINITY;
                 top = fmaxf(top, x[i]);
             });
@@ -215,10 +220,12 @@ template <typename S> __global__ void __launch_bounds__(tile_queries<S>::WARPS *
     tile_queries<S>(a, p).run();
 }
 
-template <typename S> void launch_tile_queries(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_work & p) {
+template <typename S>
+void launch_tile_queries(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_work & p) {
     using queries = tile_queries<S>;
     const dim3 grid((unsigned)a.n_tile, (unsigned)a.n_list, (unsigned)p.n_group);
-    lctx_launch(prepare_tiles<S>, grid, queries::WARPS * LCTX_WARP, sizeof(typename queries::memory), queue.stream, a, p);
+    lctx_launch(prepare_tiles<S>, grid, queries::WARPS * LCTX_WARP, sizeof(typename queries::memory), queue.stream, a,
+                p);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Values of chunks for tiles: the largest over columns of (best key of the chunk - reference). Nothing but the value leaves the kernel.
+// Values of chunks for tiles: the largest over columns of (best key of the chunk - reference). Nothing but the value
+// leaves the kernel.
 #pragma once
 
 #include "tile-products.h"
@@ -7,14 +8,15 @@
 
 namespace {
 
-// A block: a tile and list, with some of its groups of columns in shared memory. A warp: CHUNKS chunks at a time, of which lane k has
-// number k, and of their rows ROW_GROUPS groups, each of another chunk.
+// A block: a tile and list, with some of its groups of columns in shared memory. A warp: CHUNKS chunks at a time, of
+// which lane k has number k, and of their rows ROW_GROUPS groups, each of another chunk.
 template <typename S> struct tile_scorer {
     static constexpr int WARPS = 8, CHUNKS = 16, ROW_GROUPS = S::STEPS <= 4 ? 2 : 1;
     static constexpr int QUERIES = S::STEPS * LCTX_WARP * (int)sizeof(uint4);  // bytes of a group of columns
-    static constexpr size_t SHARED = 40 * 1024;                                // room for two blocks of a multiprocessor
-    static constexpr int BLOCKS = S::STEPS <= 8 ? 2 : 1;  // of a multiprocessor: beyond 256 channels a thread needs all registers
-    static constexpr int ALL_ROWS = S::ROWS << 8;         // as of piece::rows
+    static constexpr size_t SHARED = 40 * 1024;  // room for two blocks of a multiprocessor
+    static constexpr int BLOCKS =
+        S::STEPS <= 8 ? 2 : 1;  // of a multiprocessor: beyond 256 channels a thread needs all registers
+    static constexpr int ALL_ROWS = S::ROWS << 8;  // as of piece::rows
 
     // Factor and offset of the scores of columns g and g + 8.
     struct column_pair {
@@ -46,7 +48,8 @@ template <typename S> struct tile_scorer {
 
     // Columns of groups from `first` on, at the angle of a slot. All threads.
     __device__ void take_columns(const lctx_tile_work & p, int first, int slot) const {
-        const size_t list_at = p.list_at(a, tile, list) * p.n_group + first, view_at = p.view_at(a, tile, list, slot) * p.n_group + first;
+        const size_t list_at = p.list_at(a, tile, list) * p.n_group + first,
+                     view_at = p.view_at(a, tile, list, slot) * p.n_group + first;
         __syncthreads();  // all have read the columns before these
         for (int i = (int)threadIdx.x; i < n_group * S::STEPS * LCTX_WARP; i += WARPS * LCTX_WARP) {
             lctx_copy_16(lctx_shared() + i * sizeof(uint4), p.queries + view_at * S::STEPS * LCTX_WARP + i);
@@ -88,12 +91,13 @@ template <typename S> struct tile_scorer {
         });
     }
     // The larger of `value` and what a group of columns gives the rows.
-    __device__ __forceinline__ static float raise(const int (&sums)[2][4], const float (&scale)[2][2], const float (&offset)[2][2],
-                                                  const float4 & column, float value) {
+    __device__ __forceinline__ static float raise(const int (&sums)[2][4], const float (&scale)[2][2],
+                                                  const float (&offset)[2][2], const float4 & column, float value) {
         lctx_unrolled<2>([&](int k) {
             float x[2][2];
             lctx_unrolled<4>([&](int i) {
-                x[i % 2][i / 2] = fmaf(lctx_as_float((uint32_t)sums[i % 2][2 * k + i / 2]), scale[i % 2][i / 2], offset[i % 2][i / 2]);
+                x[i % 2][i / 2] = fmaf(lctx_as_float((uint32_t)sums[i % 2][2 * k + i / 2]), scale[i % 2][i / 2],
+                                       offset[i % 2][i / 2]);
             });
             const float best = fmaxf(fmaxf(x[0][0], x[0][1]), fmaxf(x[1][0], x[1][1]));
             value = fmaxf(value, k == 0 ? fmaf(best, column.x, column.y) : fmaf(best, column.z, column.w));
@@ -102,8 +106,8 @@ template <typename S> struct tile_scorer {
     }
 
     // Values of the pieces of lanes [first, first + ROW_GROUPS), whose codes are given.
-    __device__ __forceinline__ void score_rows(const row_codes<S> (&codes)[ROW_GROUPS], const int (&rows)[ROW_GROUPS], const int (&from)[4],
-                                               float (&value)[ROW_GROUPS]) const {
+    __device__ __forceinline__ void score_rows(const row_codes<S> (&codes)[ROW_GROUPS], const int (&rows)[ROW_GROUPS],
+                                               const int (&from)[4], float (&value)[ROW_GROUPS]) const {
         uint32_t levels[ROW_GROUPS][2][S::STEPS][2];
         float scale[ROW_GROUPS][2][2], offset[ROW_GROUPS][2][2];
         lctx_unrolled<ROW_GROUPS>([&](int n) {
@@ -119,16 +123,21 @@ template <typename S> struct tile_scorer {
         for (int group = 0; group < n_group; group++, query += S::STEPS * LCTX_WARP, column += 8) {
             int sums[ROW_GROUPS][2][4];
             lctx_unrolled<S::STEPS>([&](int step) {
-                lctx_unrolled<ROW_GROUPS>([&](int n) { multiply_step<S>(query[step * LCTX_WARP], levels[n], step, from, sums[n]); });
+                lctx_unrolled<ROW_GROUPS>(
+                    [&](int n) { multiply_step<S>(query[step * LCTX_WARP], levels[n], step, from, sums[n]); });
             });
-            lctx_unrolled<ROW_GROUPS>([&](int n) { value[n] = raise(sums[n], scale[n], offset[n], *column, value[n]); });
+            lctx_unrolled<ROW_GROUPS>(
+                [&](int n) { value[n] = raise(sums[n], scale[n], offset[n], *column, value[n]); });
         }
     }
     // The value of each lane's piece, for those of lanes that have one.
-    __device__ __forceinline__ float score_pieces(const piece & mine, uint32_t lanes, const int (&from)[4], float value) const {
+    __device__ __forceinline__ float score_pieces(const piece & mine, uint32_t lanes, const int (&from)[4],
+                                                  float value) const {
         row_codes<S> next[ROW_GROUPS];
         int next_rows[ROW_GROUPS];
-        const auto load_all = [&](int lane) { lctx_unrolled<ROW_GROUPS>([&](int n) { next_rows[n] = load(mine, lane + n, next[n]); }); };
+        const auto load_all = [&](int lane) {
+            lctx_unrolled<ROW_GROUPS>([&](int n) { next_rows[n] = load(mine, lane + n, next[n]); });
+        };
         load_all(0);
 #ifdef __CUDACC__
 #pragma unroll 1
@@ -149,8 +158,10 @@ template <typename S> struct tile_scorer {
     }
     // The value of chunk `chunk0` + lane, for the first n lanes.
     __device__ float score_chunks(int chunk0, int n, const int (&from)[4]) const {
-        const int32_t lo = lctx_cells(a.cache, list, seq).cell((chunk0 + lctx_min(lctx_lane(), n)) * a.chunks.chunk_size);
-        const int32_t hi = lctx_shuffle(lo, lctx_min(lctx_lane() + 1, n)), last = lctx_max(lctx_shuffle(lo, n) - 1, 0) / S::ROWS;
+        const int32_t lo =
+            lctx_cells(a.cache, list, seq).cell((chunk0 + lctx_min(lctx_lane(), n)) * a.chunks.chunk_size);
+        const int32_t hi = lctx_shuffle(lo, lctx_min(lctx_lane() + 1, n)),
+                      last = lctx_max(lctx_shuffle(lo, n) - 1, 0) / S::ROWS;
         float value = -INFINITY;
         for (int32_t index = lo / S::ROWS;; index++) {
             const uint32_t lanes = lctx_ballot(lo < hi && index * S::ROWS < hi);
@@ -191,13 +202,16 @@ template <typename S> __global__ void __launch_bounds__(tile_scorer<S>::WARPS * 
     }
 }
 
-template <typename S> void launch_tile_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_work & p) {
+template <typename S>
+void launch_tile_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_tile_work & p) {
     using scorer = tile_scorer<S>;
     constexpr int PER_MULTIPROCESSOR = 8;  // blocks: a few times what runs at once, so that the last ones do not last
-    const int at_once = scorer::groups_at_once(p), n_wanted = PER_MULTIPROCESSOR * queue.device.n_multiprocessor / (a.n_tile * a.n_list);
+    const int at_once = scorer::groups_at_once(p),
+              n_wanted = PER_MULTIPROCESSOR * queue.device.n_multiprocessor / (a.n_tile * a.n_list);
     const int n_most = (int)lctx_div_up(lctx_max(a.n_chunk_max, 1), scorer::WARPS * scorer::CHUNKS);
     const dim3 grid((unsigned)a.n_tile, (unsigned)a.n_list, (unsigned)lctx_min(lctx_max(n_wanted, 1), n_most));
-    lctx_launch(score_tiles<S>, grid, scorer::WARPS * LCTX_WARP, at_once * scorer::GROUP_SIZE, queue.stream, a, p, at_once);
+    lctx_launch(score_tiles<S>, grid, scorer::WARPS * LCTX_WARP, at_once * scorer::GROUP_SIZE, queue.stream, a, p,
+                at_once);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Blocks of K and V rows as f16 in shared memory, [ROWS][DIM + 8]: the padding keeps eight rows of a matrix in different banks.
+// Blocks of K and V rows as f16 in shared memory, [ROWS][DIM + 8]: the padding keeps eight rows of a matrix in
+// different banks.
 #pragma once
 
 #include "../ops/cache.h"
@@ -16,8 +17,12 @@ struct lctx_cuda_block {
     // Return where the first slot is or would be: what is read lies together, what is before it may be elsewhere.
     __device__ const char * k() const { return near ? lctx_near_row(cache, first, head, seq) : of(cache.k_pool); }
     __device__ const char * v() const { return of(cache.v_pool); }
-    __device__ const char * of(const lctx_pool_args & pool) const { return lctx_pool_at(pool, row) - lo * pool.row_size; }
-    __device__ const char * gathered_k(int i) const { return lctx_near_row(cache, lctx_cells(cache, head, seq).row(first + i), head, seq); }
+    __device__ const char * of(const lctx_pool_args & pool) const {
+        return lctx_pool_at(pool, row) - lo * pool.row_size;
+    }
+    __device__ const char * gathered_k(int i) const {
+        return lctx_near_row(cache, lctx_cells(cache, head, seq).row(first + i), head, seq);
+    }
 };
 
 // f(type) with one of the element types of rows.h.
@@ -46,8 +51,8 @@ template <typename S, typename F> static __device__ __forceinline__ void lctx_cu
     }
 }
 
-// Begin to copy f16 rows [lo, hi) into a tile; the others of their groups of 16 and dimensions that no row has become 0, for what is not
-// read may be anything, and 0 times NaN is NaN.
+// Begin to copy f16 rows [lo, hi) into a tile; the others of their groups of 16 and dimensions that no row has become
+// 0, for what is not read may be anything, and 0 times NaN is NaN.
 template <typename S, typename Row>
 static __device__ __forceinline__ void lctx_cuda_copy_rows(int n_dim, int lo, int hi, Row && row, uint16_t * tile) {
     lctx_cuda_each_8<S>(lo, hi, [&](int i, int d) {
@@ -57,7 +62,8 @@ static __device__ __forceinline__ void lctx_cuda_copy_rows(int n_dim, int lo, in
 }
 
 // Copy a tile of which all is read.
-template <typename S> static __device__ __forceinline__ void lctx_cuda_copy_tile(const char * from, size_t row_size, uint16_t * tile) {
+template <typename S>
+static __device__ __forceinline__ void lctx_cuda_copy_tile(const char * from, size_t row_size, uint16_t * tile) {
     constexpr int PER_ROW = S::DIM / 8, STEPS = S::ROWS * PER_ROW / S::THREADS;
     static_assert(S::ROWS * PER_ROW % S::THREADS == 0, "every thread has as much");
     [[maybe_unused]] constexpr int AT_ONCE = STEPS > 8 ? 4 : STEPS;  // wide rows leave no registers for more
@@ -76,14 +82,15 @@ static __device__ void lctx_cuda_unpack_rows(ggml_type type, int n_dim, int lo, 
     lctx_cuda_with_rows(type, [&](auto rows) {
         lctx_cuda_each_8<S>(lo, hi, [&](int i, int d) {
             const bool is_read = i >= lo && i < hi && d < n_dim;
-            *(uint4 *)(tile + i * S::STRIDE + d) = is_read ? lctx_load_halves<decltype(rows)>(row(i), d) : uint4{0, 0, 0, 0};
+            *(uint4 *)(tile + i * S::STRIDE + d) =
+                is_read ? lctx_load_halves<decltype(rows)>(row(i), d) : uint4{0, 0, 0, 0};
         });
     });
 }
 
 // All rows of a tile, of any type, without what is left of a tile that is read in part.
-template <typename S>
-static __device__ __forceinline__ void lctx_cuda_unpack_tile(ggml_type type, const char * from, size_t row_size, uint16_t * tile) {
+template <typename S> static __device__ __forceinline__ void lctx_cuda_unpack_tile(ggml_type type, const char * from,
+                                                                                   size_t row_size, uint16_t * tile) {
     constexpr int PER_ROW = S::DIM / 8, STEPS = S::ROWS * PER_ROW / S::THREADS;
     lctx_cuda_with_rows(type, [&](auto rows) {
 #ifdef __CUDACC__
@@ -91,7 +98,8 @@ static __device__ __forceinline__ void lctx_cuda_unpack_tile(ggml_type type, con
 #endif
         for (int step = 0; step < STEPS; step++) {
             const int i = step * S::THREADS + (int)threadIdx.x, row = i / PER_ROW, d = i % PER_ROW * 8;
-            *(uint4 *)(tile + row * S::STRIDE + d) = lctx_load_halves<decltype(rows)>(from + row * (uint32_t)row_size, d);
+            *(uint4 *)(tile + row * S::STRIDE + d) =
+                lctx_load_halves<decltype(rows)>(from + row * (uint32_t)row_size, d);
         }
     });
 }
@@ -121,8 +129,9 @@ static __device__ __forceinline__ float lctx_cuda_factor_of(int32_t most) {
     return most == 0 ? 1.0f : lctx_as_float((uint32_t)(BIAS + lctx_min(exponent - 14, LARGEST)) << 23);
 }
 
-// Unpack the values of block number i, which may be larger than a half: unpack(factor) divides them by it and returns the largest of this
-// thread. most: bits of the largest, 0 at first; blocks use them in turn. Returns the factor, when all threads are done.
+// Unpack the values of block number i, which may be larger than a half: unpack(factor) divides them by it and returns
+// the largest of this thread. most: bits of the largest, 0 at first; blocks use them in turn. Returns the factor, when
+// all threads are done.
 template <typename F> static __device__ __forceinline__ float lctx_cuda_scaled(int32_t (&most)[2], int i, F && unpack) {
     if (threadIdx.x == 0) {
         most[(i + 1) % 2] = 0;

@@ -1,7 +1,8 @@
 // *vote*: the queries of the batch vote for the rows that they have read, now that their LSE is known.
 //
-// A block of threads takes pages of one KV head, so that a row's score has one writer, and goes over the tokens of their sequence in order,
-// so that a sum does not depend on how they were cut. Scores are computed as in *attend*, for the rows of the page whose fate is open.
+// A block of threads takes pages of one KV head, so that a row's score has one writer, and goes over the tokens of
+// their sequence in order, so that a sum does not depend on how they were cut. Scores are computed as in *attend*, for
+// the rows of the page whose fate is open.
 #include "expand.h"
 #include "flash.h"
 #include "hadamard.h"
@@ -12,8 +13,8 @@
 
 namespace {
 
-// Columns, (token, head, segment), that meet the rows of a page, or of half a page, at once: half of the warps take half of the rows. Tiles
-// of wide heads are smaller, so that they fit into shared memory.
+// Columns, (token, head, segment), that meet the rows of a page, or of half a page, at once: half of the warps take
+// half of the rows. Tiles of wide heads are smaller, so that they fit into shared memory.
 template <int DIM_> struct shape {
     static constexpr int DIM = DIM_;  // of K, padded
     static constexpr bool WIDE = DIM > 256;
@@ -22,14 +23,15 @@ template <int DIM_> struct shape {
     static constexpr int THREADS = WIDE ? 64 : 128;
     static constexpr int STRIDE = DIM + 8;
     static constexpr int SCORE_STRIDE = ROWS + 8;  // so that the lanes of a warp write to different banks
-    static_assert(THREADS == LCTX_WARP * (COLUMNS / WARP_COLUMNS) * (ROWS / WARP_ROWS), "a warp for every part of a product");
+    static_assert(THREADS == LCTX_WARP * (COLUMNS / WARP_COLUMNS) * (ROWS / WARP_ROWS),
+                  "a warp for every part of a product");
 };
 
 // A column as a voter.
 struct ballot {
     int32_t row0, row1;  // what it reads
     int32_t step;        // its row
-    float level;         // its LSE where scores are weights; else the least score of an important row: LSE - ln t. Base 2
+    float level;  // its LSE where scores are weights; else the least score of an important row: LSE - ln t. Base 2
 };
 
 template <typename S> struct memory {
@@ -82,9 +84,12 @@ struct lists {
 
 struct prepared {
     float * ln_rows;     // ln t of every list, where heads choose; else nullptr
-    uint16_t * queries;  // [n_seg][n_tokens][n_head][DIM] turned to where they look from, where many tokens read the same; else nullptr
+    uint16_t * queries;  // [n_seg][n_tokens][n_head][DIM] turned to where they look from, where many tokens read the
+                         // same; else nullptr
 
-    static size_t n_list(const lctx_attend_args & a) { return a.params.chunk_size > 0 ? (size_t)a.n_tokens * a.n_choice : 0; }
+    static size_t n_list(const lctx_attend_args & a) {
+        return a.params.chunk_size > 0 ? (size_t)a.n_tokens * a.n_choice : 0;
+    }
     template <typename S> static size_t n_query(const lctx_attend_args & a) {
         const bool many = a.params.chunk_size == 0 && a.n_tokens * (a.n_head / a.n_head_kv) > S::COLUMNS;
         return many ? (size_t)a.n_seg * a.n_tokens * a.n_head * S::DIM : 0;
@@ -175,9 +180,11 @@ struct wanted {
     int32_t angle = 0;
 };
 
-// The query of the column that a thread shares with its neighbours, and its ballot. Queries that are transformed are left to the warp.
-template <typename S> __device__ wanted load_column(const lctx_vote_args & v, const prepared & made, const lists & l, int list0, int first,
-                                                    int n_column, memory<S> & m, ballot * ballots) {
+// The query of the column that a thread shares with its neighbours, and its ballot. Queries that are transformed are
+// left to the warp.
+template <typename S> __device__ wanted load_column(const lctx_vote_args & v, const prepared & made, const lists & l,
+                                                    int list0, int first, int n_column, memory<S> & m,
+                                                    ballot * ballots) {
     constexpr int SHARE = S::THREADS / S::COLUMNS;
     const lctx_attend_args & a = v.attend;
     const int c = (int)threadIdx.x / SHARE, mine = (int)threadIdx.x % SHARE;
@@ -207,7 +214,8 @@ template <typename S> __device__ wanted load_column(const lctx_vote_args & v, co
         const float lse = a.lse[(size_t)token * a.n_head + head];
         float ln_t = 0.0f;
         if (!lctx_is_weight(v.retain.score)) {
-            ln_t = made.ln_rows ? made.ln_rows[(l.of(list) - a.segs) / a.n_seg] : logf((float)rows_read(l.of(list), a.n_seg));
+            ln_t = made.ln_rows ? made.ln_rows[(l.of(list) - a.segs) / a.n_seg]
+                                : logf((float)rows_read(l.of(list), a.n_seg));
         }
         ballots[c] = {segment.row0, segment.row1, v.voters[token].row, LCTX_LOG2_E * (lse - ln_t)};
     }
@@ -215,11 +223,13 @@ template <typename S> __device__ wanted load_column(const lctx_vote_args & v, co
 }
 
 // Columns [first, first + COLUMNS) of n_column: their queries and their ballots.
-template <typename S> __device__ void load_columns(const lctx_vote_args & v, const prepared & made, const lists & l, int list0, int first,
-                                                   int n_column, memory<S> & m, ballot * ballots) {
+template <typename S> __device__ void load_columns(const lctx_vote_args & v, const prepared & made, const lists & l,
+                                                   int list0, int first, int n_column, memory<S> & m,
+                                                   ballot * ballots) {
     constexpr int SHARE = S::THREADS / S::COLUMNS;
     const wanted mine = load_column(v, made, l, list0, first, n_column, m, ballots);
-    for (int lane = 0; v.attend.params.hadamard.k != 0 && lane < LCTX_WARP; lane += SHARE) {  // the columns of this warp
+    for (int lane = 0; v.attend.params.hadamard.k != 0 && lane < LCTX_WARP;
+         lane += SHARE) {  // the columns of this warp
         const int token = lctx_shuffle(mine.token, lane), head = lctx_shuffle(mine.head, lane);
         const int32_t angle = lctx_shuffle(mine.angle, lane);
         if (token >= 0) {
@@ -230,10 +240,12 @@ template <typename S> __device__ void load_columns(const lctx_vote_args & v, con
 }
 
 // The open keys of the page as a tile.
-template <typename S> __device__ void load_keys(const lctx_attend_args & a, const lctx_voted & at, bool near, int n_open, memory<S> & m) {
+template <typename S>
+__device__ void load_keys(const lctx_attend_args & a, const lctx_voted & at, bool near, int n_open, memory<S> & m) {
     const lctx_pool_args & pool = a.cache.k_pool;
     const auto row = [&](int i) {
-        return near ? lctx_near_row(a.cache, m.row[i], at.head_kv, at.seq) : lctx_key_row(a.cache, m.cell[i], at.head_kv, at.seq);
+        return near ? lctx_near_row(a.cache, m.row[i], at.head_kv, at.seq)
+                    : lctx_key_row(a.cache, m.cell[i], at.head_kv, at.seq);
     };
     if (pool.type == GGML_TYPE_F16) {
         lctx_cuda_copy_rows<S>(a.head_dim_k, 0, n_open, row, m.k);
@@ -262,8 +274,8 @@ template <typename S> __device__ void score(const lctx_attend_args & a, int n_co
 }
 
 // The score of the row of this thread after the votes of n columns. s: its scores
-template <typename S>
-__device__ int32_t count(lctx_score kind, int32_t score, int32_t row, const ballot * ballots, const float * s, int n_column) {
+template <typename S> __device__ int32_t count(lctx_score kind, int32_t score, int32_t row, const ballot * ballots,
+                                               const float * s, int n_column) {
     float sum = lctx_held::as_float(score), most = sum;
     for (int c = 0; c < n_column; c++) {
         const ballot & b = ballots[c];
@@ -278,16 +290,20 @@ __device__ int32_t count(lctx_score kind, int32_t score, int32_t row, const ball
         sum += weight;
         most = weight > most ? weight : most;
     }
-    return kind == LCTX_SCORE_SUM ? lctx_held::as_score(sum) : kind == LCTX_SCORE_MAX ? lctx_held::as_score(most) : score;
+    return kind == LCTX_SCORE_SUM   ? lctx_held::as_score(sum)
+           : kind == LCTX_SCORE_MAX ? lctx_held::as_score(most)
+                                    : score;
 }
 
 __device__ bool needs_votes(const lctx_retain & r, int32_t row, int32_t score, int32_t border) {
     return !r.one_vote_is_enough() || r.is_open(row, score, border);
 }
 
-// The votes of tokens [token0, end) for the open rows of a page, as far as segments of one phase read them. score: of this thread's row
-template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const prepared & made, const lists & l, int end, int phase,
-                                                 const lctx_voted & at, int n_open, int32_t & score_of_mine, memory<S> & m) {
+// The votes of tokens [token0, end) for the open rows of a page, as far as segments of one phase read them. score: of
+// this thread's row
+template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const prepared & made, const lists & l,
+                                                 int end, int phase, const lctx_voted & at, int n_open,
+                                                 int32_t & score_of_mine, memory<S> & m) {
     const int n_list = (end - l.token0) * l.n_choice, mine = (int)threadIdx.x;
     bool loaded = false;
     for (int list0 = 0, turn = 0; list0 < n_list; list0 += S::THREADS) {
@@ -313,15 +329,16 @@ template <typename S> __device__ void vote_phase(const lctx_vote_args & v, const
             score(v.attend, n, n_open, m);
             __syncthreads();
             if (mine < n_open) {
-                score_of_mine = count<S>(v.retain.score, score_of_mine, m.row[mine], m.ballots[turn], m.scores + mine, n);
+                score_of_mine =
+                    count<S>(v.retain.score, score_of_mine, m.row[mine], m.ballots[turn], m.scores + mine, n);
             }
         }
     }
 }
 
 // The votes of tokens [token0, end) for one page.
-template <typename S> __device__ void vote_page(const lctx_vote_args & v, const prepared & made, const lists & l, int end,
-                                                const lctx_voted & at, int page, memory<S> & m) {
+template <typename S> __device__ void vote_page(const lctx_vote_args & v, const prepared & made, const lists & l,
+                                                int end, const lctx_voted & at, int page, memory<S> & m) {
     const int mine = (int)threadIdx.x, cell = page * S::ROWS + mine;
     const bool here = mine < S::ROWS && cell < at.n_held;
     const int32_t row = here ? at.held.rows()[cell] : 0;
@@ -381,7 +398,8 @@ template <typename S> void launch(const lctx_cuda_queue & queue, const lctx_vote
     }
     const int n_page = (int)lctx_div_up(a.cache.held.n_row_max, S::ROWS);
     const int n_block = (int)lctx_div_up(PER_MULTIPROCESSOR * queue.device.n_multiprocessor, a.n_head_kv);
-    lctx_launch(vote<S>, dim3(lctx_min(n_page, n_block), a.n_head_kv), S::THREADS, sizeof(memory<S>), queue.stream, v, made);
+    lctx_launch(vote<S>, dim3(lctx_min(n_page, n_block), a.n_head_kv), S::THREADS, sizeof(memory<S>), queue.stream, v,
+                made);
 }
 
 // f(shape) with the shape of these arguments.
@@ -393,16 +411,18 @@ template <typename F> auto with_shape(const lctx_attend_args & a, F && f) {
 
 size_t lctx_cuda_vote_wsize(const lctx_cuda_device & device, const lctx_vote_args & args) {
     if (const size_t expanded = lctx_expanded_size(args.attend)) {
-        return expanded + lctx_cuda_vote_wsize(device, {lctx_expanded_args(args.attend, nullptr), args.voters, args.retain});
+        return expanded +
+               lctx_cuda_vote_wsize(device, {lctx_expanded_args(args.attend, nullptr), args.voters, args.retain});
     }
     return with_shape(args.attend, [&](auto s) { return prepared::size<decltype(s)>(args.attend); });
 }
 
 void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args) {
     if (args.attend.params.tiles.n_tile > 0) {
-        return lctx_cuda_run_expanded(queue, args.attend, [&](const lctx_cuda_queue & rest, const lctx_attend_args & attend) {
-            lctx_cuda_vote(rest, {attend, args.voters, args.retain});
-        });
+        return lctx_cuda_run_expanded(queue, args.attend,
+                                      [&](const lctx_cuda_queue & rest, const lctx_attend_args & attend) {
+                                          lctx_cuda_vote(rest, {attend, args.voters, args.retain});
+                                      });
     }
     with_shape(args.attend, [&](auto s) { launch<decltype(s)>(queue, args); });
 }

@@ -1,7 +1,9 @@
-// The walk of a tile of *attend*: columns, one per (token, query head) of one KV head, and the items of cells that they read.
+// The walk of a tile of *attend*: columns, one per (token, query head) of one KV head, and the items of cells that they
+// read.
 //
-// An item is what columns of one sequence read of one segment that may be any rows: a run, or where all heads read the same. Items come in
-// the order of phase and sequence, each once, with the columns that read it; chunks come after them (plan.h).
+// An item is what columns of one sequence read of one segment that may be any rows: a run, or where all heads read the
+// same. Items come in the order of phase and sequence, each once, with the columns that read it; chunks come after them
+// (plan.h).
 #pragma once
 
 #include "../ops/cache.h"
@@ -21,7 +23,9 @@ struct lctx_cuda_tiling {
     int n_head_tile;
     int n_token_tile;
 
-    LCTX_HD static bool is_few(const lctx_attend_args & a) { return a.choices().n_alone() * (a.n_head / a.n_head_kv) <= FEW; }
+    LCTX_HD static bool is_few(const lctx_attend_args & a) {
+        return a.choices().n_alone() * (a.n_head / a.n_head_kv) <= FEW;
+    }
     LCTX_HD lctx_cuda_tiling(const lctx_attend_args & a, int n_column) {
         n_rep = a.n_head / a.n_head_kv;
         tile_heads = lctx_min(a.params.chunk_size > 0 ? a.n_head / a.n_choice : n_rep, n_column);
@@ -42,13 +46,14 @@ LCTX_HD inline int32_t lctx_cuda_token_alone(const lctx_attend_args & a, int32_t
     return token;
 }
 
-// Columns of tile `index` of a KV head: late tokens, which read most, come first. Tokens that share a list of chunks are not among them
-// (lists.cu).
+// Columns of tile `index` of a KV head: late tokens, which read most, come first. Tokens that share a list of chunks
+// are not among them (lists.cu).
 struct lctx_cuda_tile {
     const lctx_attend_args & a;
     int head_kv, head0, n_head, index0, n_token;
 
-    LCTX_HD lctx_cuda_tile(const lctx_attend_args & a, const lctx_cuda_tiling & t, int index, int head_kv) : a(a), head_kv(head_kv) {
+    LCTX_HD lctx_cuda_tile(const lctx_attend_args & a, const lctx_cuda_tiling & t, int index, int head_kv)
+        : a(a), head_kv(head_kv) {
         const int token_tile = t.n_token_tile - 1 - index / t.n_head_tile, head_tile = index % t.n_head_tile;
         head0 = head_kv * t.n_rep + head_tile * t.tile_heads;
         n_head = lctx_min(t.tile_heads, t.n_rep - head_tile * t.tile_heads);
@@ -62,8 +67,8 @@ struct lctx_cuda_tile {
     LCTX_HD int head(int column) const { return head0 + column % n_head; }
 };
 
-// The lists of segments of the columns: phases come one after the other, a phase is segments [first, end) of every column. A run is a
-// phase of its own; chunks are the last one.
+// The lists of segments of the columns: phases come one after the other, a phase is segments [first, end) of every
+// column. A run is a phase of its own; chunks are the last one.
 struct lctx_cuda_lists {
     const lctx_attend_args & a;
 
@@ -79,7 +84,8 @@ struct lctx_cuda_lists {
     }
 };
 
-// The blocks of ROWS cells of an item that are this split's: every n_split-th of the tile's, whose number grows from item to item.
+// The blocks of ROWS cells of an item that are this split's: every n_split-th of the tile's, whose number grows from
+// item to item.
 struct lctx_cuda_split {
     int index, n_split;
 
@@ -116,8 +122,8 @@ struct lctx_cuda_run_walk {
     int32_t seq = -1;  // of the last one in this phase
 
     // The next run; its columns into buffer `to` of the memory. The lanes of one warp together.
-    template <int COLUMNS>
-    __device__ lctx_cuda_item next(const lctx_attend_args & a, const lctx_cuda_tile & tile, lctx_cuda_walk_memory<COLUMNS> & m, int to) {
+    template <int COLUMNS> __device__ lctx_cuda_item next(const lctx_attend_args & a, const lctx_cuda_tile & tile,
+                                                          lctx_cuda_walk_memory<COLUMNS> & m, int to) {
         const lctx_cuda_lists lists = {a};
         const int n_column = tile.n_column();
         lctx_cuda_item item = {INT_MAX, 0, 0, INT_MAX};

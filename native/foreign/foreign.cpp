@@ -111,8 +111,8 @@ void lctx_foreign::remove(int32_t seq, int32_t p0, int32_t p1) {
     if (p1 < 0 || p1 >= end) {
         require_reach(seq, p0);
     } else if (is_recurrent()) {
-        throw lctx_refusal("of a recurrent state only the end can be removed, not positions " + std::to_string(p0) + " .. " +
-                           std::to_string(p1));
+        throw lctx_refusal("of a recurrent state only the end can be removed, not positions " + std::to_string(p0) +
+                           " .. " + std::to_string(p1));
     }
     if (const checkpoint * saved = checkpoint_at(seq, p0)) {
         restore(seq, *saved);

@@ -1,5 +1,6 @@
-// llama.cpp's own memory, for contexts without a method: it asserts on arguments that lctx.h allows, and cuts, copies and restores what it
-// can no longer read. Sequences are 0 .. n_seq_max - 1. What throws, throws lctx_refusal, and nothing has changed.
+// llama.cpp's own memory, for contexts without a method: it asserts on arguments that lctx.h allows, and cuts, copies
+// and restores what it can no longer read. Sequences are 0 .. n_seq_max - 1. What throws, throws lctx_refusal, and
+// nothing has changed.
 #pragma once
 
 #include "llama-memory.h"
@@ -14,7 +15,8 @@ class lctx_foreign {
     // Serve an open context. is_alone: it has no method, so that all of its memory is llama.cpp's own.
     void open(llama_context * ctx, bool is_alone);
 
-    // The longest prefix that a sequence can be cut to: recurrent states go back to their checkpoint only, windows as far as they reach.
+    // The longest prefix that a sequence can be cut to: recurrent states go back to their checkpoint only, windows as
+    // far as they reach.
     int32_t restorable(int32_t seq, int32_t n) const;
     // Keep the recurrent state of a sequence, instead of an earlier one; nothing where there is none.
     void save(int32_t seq);
@@ -32,7 +34,8 @@ class lctx_foreign {
     // These two also serve contexts with a method, whose memory checks its part of a state by itself.
     // Throw when a saved state is none that the memory could have written. seq < 0: of all sequences.
     void check_state(int32_t seq, const uint8_t * buf, size_t size) const;
-    // Empty the sequence that a saved state takes the place of: of an empty state llama.cpp reads nothing, and leaves what was there.
+    // Empty the sequence that a saved state takes the place of: of an empty state llama.cpp reads nothing, and leaves
+    // what was there.
     void make_room(int32_t seq);
 
   private:

@@ -3,8 +3,9 @@
 namespace {
 
 // Summarize the chunks that the batch completes, where they are compared by summaries.
-ggml_tensor * summarize(ggml_context * ctx, const lctx_chunks & chunks, const lctx_layer & layer, const lctx_chain_inputs & in,
-                        ggml_tensor * stored, lctx_chain & chain, const lctx_attend_params & attend, bool key_pairs) {
+ggml_tensor * summarize(ggml_context * ctx, const lctx_chunks & chunks, const lctx_layer & layer,
+                        const lctx_chain_inputs & in, ggml_tensor * stored, lctx_chain & chain,
+                        const lctx_attend_params & attend, bool key_pairs) {
     if (!in.k) {
         return layer.summaries;
     }
@@ -16,19 +17,20 @@ ggml_tensor * summarize(ggml_context * ctx, const lctx_chunks & chunks, const lc
     params.representation = chunks.representation;
     params.key_pairs = key_pairs;
     params.hadamard = attend.hadamard;
-    ggml_tensor * summaries = lctx_summarize(ctx, in.q, stored, layer.v_pool, layer.table, in.chunk_rows, in.angles, layer.held,
-                                             layer.summaries, layer.open, params);
+    ggml_tensor * summaries = lctx_summarize(ctx, in.q, stored, layer.v_pool, layer.table, in.chunk_rows, in.angles,
+                                             layer.held, layer.summaries, layer.open, params);
     chain.links.push_back({"lctx_summarize", summaries});
     return summaries;
 }
 
 // The keys of the batch once more in few bits.
-ggml_tensor * index(ggml_context * ctx, const lctx_chunks & chunks, const lctx_layer & layer, const lctx_chain_inputs & in,
-                    ggml_tensor * stored, lctx_chain & chain) {
+ggml_tensor * index(ggml_context * ctx, const lctx_chunks & chunks, const lctx_layer & layer,
+                    const lctx_chain_inputs & in, ggml_tensor * stored, lctx_chain & chain) {
     if (!in.k) {
         return layer.index;
     }
-    ggml_tensor * indexed = lctx_index(ctx, stored, layer.table, in.rows, layer.held, layer.index, chunks.key_bits(), layer.hadamard.k);
+    ggml_tensor * indexed =
+        lctx_index(ctx, stored, layer.table, in.rows, layer.held, layer.index, chunks.key_bits(), layer.hadamard.k);
     chain.links.push_back({"lctx_index", indexed});
     return indexed;
 }
@@ -37,7 +39,9 @@ ggml_tensor * index(ggml_context * ctx, const lctx_chunks & chunks, const lctx_l
 lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_cache & cache, int32_t il) {
     const lctx_method & method = cache.method();
     const lctx_layer layer = cache.placement().layer(ctx, il);
-    const auto tensor = [&](ggml_type type, int64_t n0, int64_t n1, int64_t n2) { return ggml_new_tensor_3d(ctx, type, n0, n1, n2); };
+    const auto tensor = [&](ggml_type type, int64_t n0, int64_t n1, int64_t n2) {
+        return ggml_new_tensor_3d(ctx, type, n0, n1, n2);
+    };
     lctx_attend_params params = {};
     params.rope_mode = model.hparams.rope_type;
     params.scale = 1.0f;
@@ -60,7 +64,8 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
     chain.links.push_back({"lctx_angles", in.angles});
     if (const lctx_retain * retain = method.retain()) {
         ggml_tensor * due = tensor(GGML_TYPE_I32, layer.table->ne[2], 1, 1);
-        ggml_tensor * budgets = retain->own_budgets() ? tensor(GGML_TYPE_I32, layer.table->ne[1], layer.table->ne[2], 1) : nullptr;
+        ggml_tensor * budgets =
+            retain->own_budgets() ? tensor(GGML_TYPE_I32, layer.table->ne[1], layer.table->ne[2], 1) : nullptr;
         chain.links.push_back({"lctx_evict", lctx_evict_layer(ctx, layer, due, budgets, *retain, method.chunks())});
     }
     return chain;
@@ -71,24 +76,26 @@ lctx_chain sample(ggml_context * ctx, const llama_model & model, const lctx_kv_c
 namespace {
 
 // Write the rows of the batch; what reads the pools takes the result as its source.
-ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer, const lctx_chain_inputs & in,
-                    int32_t rope_mode, lctx_chain & chain) {
+ggml_tensor * store(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer,
+                    const lctx_chain_inputs & in, int32_t rope_mode, lctx_chain & chain) {
     const lctx_retain * retain = method.retain();
     if (layer.staging) {  // before anything else that reads the pools
-        chain.links.push_back({"lctx_store_staged",
-                               lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table, in.rows, in.angles, nullptr,
-                                          nullptr, in.center, rope_mode, LCTX_SCORE_LAST, layer.hadamard, method.chunks()->chunk_size)});
+        chain.links.push_back(
+            {"lctx_store_staged", lctx_store(ctx, in.k, in.v, layer.k_staged, layer.v_staged, layer.staging_table,
+                                             in.rows, in.angles, nullptr, nullptr, in.center, rope_mode,
+                                             LCTX_SCORE_LAST, layer.hadamard, method.chunks()->chunk_size)});
     }
-    ggml_tensor * stored = lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
-                                      in.center, rope_mode, retain ? retain->score : LCTX_SCORE_LAST, layer.hadamard);
+    ggml_tensor * stored =
+        lctx_store(ctx, in.k, in.v, layer.k_pool, layer.v_pool, layer.table, in.rows, in.angles, layer.near, layer.held,
+                   in.center, rope_mode, retain ? retain->score : LCTX_SCORE_LAST, layer.hadamard);
     chain.links.push_back({"lctx_store", stored});
     return stored;
 }
 
-// A sink is one more key, whose value is zero (gpt-oss, arXiv 2508.10925): the output shrinks by its share of the softmax, and the LSE,
-// which *vote* reads, counts it. In place, so that *vote* finds both where *attend* left them.
-ggml_tensor * add_sinks(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * out, ggml_tensor * sinks, int64_t n_head,
-                        lctx_chain & chain) {
+// A sink is one more key, whose value is zero (gpt-oss, arXiv 2508.10925): the output shrinks by its share of the
+// softmax, and the LSE, which *vote* reads, counts it. In place, so that *vote* finds both where *attend* left them.
+ggml_tensor * add_sinks(ggml_context * ctx, ggml_tensor * attended, ggml_tensor * out, ggml_tensor * sinks,
+                        int64_t n_head, lctx_chain & chain) {
     const int64_t n_tokens = out->ne[1], head_dim = out->ne[0] / n_head;
     ggml_tensor * lse = ggml_view_2d(ctx, attended, n_head, n_tokens, n_head * sizeof(float), ggml_nbytes(out));
     ggml_tensor * lead = ggml_sub(ctx, lse, sinks);
@@ -103,8 +110,8 @@ ggml_tensor * add_sinks(ggml_context * ctx, ggml_tensor * attended, ggml_tensor 
 
 }  // namespace
 
-lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer, const lctx_chain_inputs & in,
-                            lctx_attend_params params, bool key_pairs) {
+lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer,
+                            const lctx_chain_inputs & in, lctx_attend_params params, bool key_pairs) {
     lctx_chain chain = {};
     const lctx_retain * retain = in.k ? method.retain() : nullptr;
     params.hadamard = layer.hadamard;
@@ -115,8 +122,8 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
         ggml_tensor * compared = layer.index ? index(ctx, *chunks, layer, in, stored, chain)
                                              : summarize(ctx, *chunks, layer, in, stored, chain, params, key_pairs);
         if (in.selects) {
-            segs = lctx_select(ctx, in.q, compared, in.rows, in.segs, in.angles, layer.table, layer.held, in.tiles, *chunks, params.scale,
-                               params.rope_mode, method.near_mask());
+            segs = lctx_select(ctx, in.q, compared, in.rows, in.segs, in.angles, layer.table, layer.held, in.tiles,
+                               *chunks, params.scale, params.rope_mode, method.near_mask());
             chain.links.push_back({LCTX_SELECT_NAME, segs});
             params.chunk_size = chunks->chunk_size;
             params.n_run = chunks->n_whole();
@@ -127,12 +134,12 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     params.lse = retain || in.sinks;
     ggml_tensor * table = layer.table;
     if (layer.staging) {
-        table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging, layer.staging_table,
-                           params.chunk_size, params.n_run, params.tiles, (int32_t)in.q->ne[2]);
+        table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging,
+                           layer.staging_table, params.chunk_size, params.n_run, params.tiles, (int32_t)in.q->ne[2]);
         chain.links.push_back({"lctx_fetch", table});
     }
-    ggml_tensor * attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near, layer.held, params,
-                                         layer.k_staged, layer.v_staged);
+    ggml_tensor * attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near,
+                                         layer.held, params, layer.k_staged, layer.v_staged);
     chain.links.push_back({"lctx_attend", attended});
     const int64_t n_out = layer.v_pool->ne[0] * in.q->ne[1];
     chain.out = ggml_view_2d(ctx, attended, n_out, in.q->ne[2], n_out * sizeof(float), 0);  // the LSE follows
@@ -153,8 +160,9 @@ std::string lctx_why_not_there(const llama_model & model, const lctx_kv_cache & 
         const ggml_context_ptr ctx(ggml_init({64 * ggml_tensor_overhead(), nullptr, true}));
         for (const lctx_link & link : sample(ctx.get(), model, cache, cache.placement().first_layer(*store)).links) {
             if (!ggml_backend_dev_supports_op(store->dev, link.node)) {
-                return "layers are on " + store->name() + ", which cannot compute " + link.name + " for " + cache.method().full_spec() +
-                       " with K " + ggml_type_name(store->k_pool->type) + " and V " + ggml_type_name(store->v_pool->type) +
+                return "layers are on " + store->name() + ", which cannot compute " + link.name + " for " +
+                       cache.method().full_spec() + " with K " + ggml_type_name(store->k_pool->type) + " and V " +
+                       ggml_type_name(store->v_pool->type) +
                        "; use n_gpu_layers=0, or offload_kqv=False, which keeps K, V and attention on the CPU";
             }
         }

@@ -30,8 +30,8 @@ struct lctx_chain {
 };
 
 // params: rope_mode, scale, softcap; the method fills in the rest. key_pairs: see lctx_summarize_params.
-lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer, const lctx_chain_inputs & in,
-                            lctx_attend_params params, bool key_pairs);
+lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, const lctx_layer & layer,
+                            const lctx_chain_inputs & in, lctx_attend_params params, bool key_pairs);
 
 // Return why the layers cannot be where they are, because a device lacks a sub-op; empty when they can.
 std::string lctx_why_not_there(const llama_model & model, const lctx_kv_cache & cache);

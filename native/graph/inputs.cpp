@@ -30,8 +30,8 @@ void set_spans(const std::vector<lctx_row_span> & spans, int32_t end, lctx_segme
     }
 }
 
-// Of the text, a query of a replay reads the piece that is repeated, and the first rows, where attention without a target goes. Each of
-// the n segments has its part of these rows; those of different spans stay apart.
+// Of the text, a query of a replay reads the piece that is repeated, and the first rows, where attention without a
+// target goes. Each of the n segments has its part of these rows; those of different spans stay apart.
 void cut_to_piece(const lctx_sequence & s, int32_t p, lctx_segment * segs, int32_t n) {
     constexpr int32_t N_SINK = 8;
     if (p < s.replay_from || s.piece_end == 0) {
@@ -54,7 +54,8 @@ void cut_to_piece(const lctx_sequence & s, int32_t p, lctx_segment * segs, int32
     }
 }
 
-// A graph that is built to see what it takes has no tokens of a batch (llama.cpp's ubatch_prepare_reserve): it has everything.
+// A graph that is built to see what it takes has no tokens of a batch (llama.cpp's ubatch_prepare_reserve): it has
+// everything.
 bool is_reserved(const llama_ubatch & ubatch) {
     return !ubatch.seq_id || !ubatch.seq_id[0] || ubatch.seq_id[0] == ubatch.seq_id_unq;
 }
@@ -136,23 +137,27 @@ class hybrid_iswa_input final : public llm_graph_input_mem_hybrid_iswa {
 // Ours as an input of the graph, or nullptr.
 template <class Base> Base * add_attn_input(const llm_graph_context & graph) {
     const lctx_kv_cache * cache = cache_of(graph);
-    return cache ? static_cast<attn_input<Base> *>(graph.res->add_input(std::make_unique<attn_input<Base>>(graph, *cache))) : nullptr;
+    return cache ? static_cast<attn_input<Base> *>(
+                       graph.res->add_input(std::make_unique<attn_input<Base>>(graph, *cache)))
+                 : nullptr;
 }
 
 // Hybrid: llama.cpp's input; Attn: that of its attention layers.
-template <class Hybrid, class Attn> std::unique_ptr<Hybrid> make_hybrid_input(const llm_graph_context & graph, std::unique_ptr<Attn> attn,
-                                                                              std::unique_ptr<llm_graph_input_rs> rs,
-                                                                              const llama_memory_hybrid_context * mctx) {
+template <class Hybrid, class Attn>
+std::unique_ptr<Hybrid> make_hybrid_input(const llm_graph_context & graph, std::unique_ptr<Attn> attn,
+                                          std::unique_ptr<llm_graph_input_rs> rs,
+                                          const llama_memory_hybrid_context * mctx) {
     if (const lctx_kv_cache * cache = cache_of(graph)) {
-        return std::make_unique<hybrid_input<Hybrid>>(graph.cparams, std::make_unique<attn_input<Attn>>(graph, *cache), std::move(rs),
-                                                      mctx);
+        return std::make_unique<hybrid_input<Hybrid>>(graph.cparams, std::make_unique<attn_input<Attn>>(graph, *cache),
+                                                      std::move(rs), mctx);
     }
     return std::make_unique<Hybrid>(graph.cparams, std::move(attn), std::move(rs), mctx);
 }
 
 }  // namespace
 
-void lctx_add(const llm_graph_context & graph, const lctx_device_store & store, ggml_tensor * node, const char * name, int il) {
+void lctx_add(const llm_graph_context & graph, const lctx_device_store & store, ggml_tensor * node, const char * name,
+              int il) {
     ggml_backend_sched_set_tensor_backend(graph.sched, node, store.backend());
     graph.cb(node, name, il);
     ggml_build_forward_expand(graph.gf, node);
@@ -189,7 +194,8 @@ void lctx_inputs::set(const llama_ubatch & ubatch) {
         method.positions(p, &position[angle0]);
         if (method.n_span() > 1) {
             const auto & spans = cache.sequences()[row[i].seq].spans;
-            std::transform(spans.begin(), spans.end(), &position[angle0], [&](const lctx_row_span & s) { return p + s.shift; });
+            std::transform(spans.begin(), spans.end(), &position[angle0],
+                           [&](const lctx_row_span & s) { return p + s.shift; });
             row[i].angle = angle0 + (int32_t)spans.size() - 1;
         }
     }
@@ -242,7 +248,8 @@ void lctx_inputs::set_chunk_rows(const llama_ubatch & ubatch) {
     const int32_t n_angle = method.n_angle();
     std::vector<lctx_chunk_row> row(ubatch.n_tokens);
     for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
-        row[i] = {ubatch.pos[i], ubatch.seq_id[i][0], cache.sequences().open_rows()[i], (int32_t)i * n_angle + method.key_angle()};
+        row[i] = {ubatch.pos[i], ubatch.seq_id[i][0], cache.sequences().open_rows()[i],
+                  (int32_t)i * n_angle + method.key_angle()};
     }
     put(cache, chunk_rows, row.data());
 }
@@ -291,7 +298,8 @@ llm_graph_input_attn_k * lctx_build_attn_inp_k(const llm_graph_context & graph) 
     return add_attn_input<llm_graph_input_attn_k>(graph);
 }
 
-std::unique_ptr<llm_graph_input_attn_kv_iswa> lctx_iswa_input(const llm_graph_context & graph, const llama_kv_cache_iswa_context * mctx) {
+std::unique_ptr<llm_graph_input_attn_kv_iswa> lctx_iswa_input(const llm_graph_context & graph,
+                                                              const llama_kv_cache_iswa_context * mctx) {
     if (const lctx_kv_cache * cache = cache_of(graph)) {
         return std::make_unique<iswa_input>(graph, *cache, mctx);
     }
@@ -312,10 +320,9 @@ std::unique_ptr<llm_graph_input_mem_hybrid_k> lctx_hybrid_k_input(const llm_grap
     return make_hybrid_input<llm_graph_input_mem_hybrid_k>(graph, std::move(attn), std::move(rs), mctx);
 }
 
-std::unique_ptr<llm_graph_input_mem_hybrid_iswa> lctx_hybrid_iswa_input(const llm_graph_context & graph,
-                                                                        std::unique_ptr<llm_graph_input_attn_kv_iswa> attn,
-                                                                        std::unique_ptr<llm_graph_input_rs> rs,
-                                                                        const llama_memory_hybrid_iswa_context * mctx) {
+std::unique_ptr<llm_graph_input_mem_hybrid_iswa> lctx_hybrid_iswa_input(
+    const llm_graph_context & graph, std::unique_ptr<llm_graph_input_attn_kv_iswa> attn,
+    std::unique_ptr<llm_graph_input_rs> rs, const llama_memory_hybrid_iswa_context * mctx) {
     if (cache_of(graph)) {
         return std::make_unique<hybrid_iswa_input>(graph.cparams, std::move(attn), std::move(rs), mctx);
     }

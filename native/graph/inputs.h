@@ -11,8 +11,8 @@
 #include <map>
 #include <vector>
 
-// The inputs that change with every ubatch. Topology depends on the method and the number of tokens only, so that graphs are reused; the
-// host writes O(n_tokens) numbers.
+// The inputs that change with every ubatch. Topology depends on the method and the number of tokens only, so that
+// graphs are reused; the host writes O(n_tokens) numbers.
 class lctx_inputs {
   public:
     lctx_inputs(const llm_graph_context & graph, const lctx_kv_cache & cache);
@@ -24,9 +24,10 @@ class lctx_inputs {
     struct table {
         lctx_peeled peeled;
         const lctx_device_store * store;
-        std::vector<float> still;  // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
-        ggml_tensor * factors;     // F32 [n_dims/2]
-        ggml_tensor * angles;      // F32 [n_dims, n_angle * n_tokens]
+        std::vector<float>
+            still;  // frequency factors that the host writes to `factors`; empty: it is the model's, or nullptr
+        ggml_tensor * factors;  // F32 [n_dims/2]
+        ggml_tensor * angles;   // F32 [n_dims, n_angle * n_tokens]
     };
 
     // The tables of a layer; made once.
@@ -42,7 +43,8 @@ class lctx_inputs {
     ggml_tensor * voters = nullptr;      // I32 [4, n_tokens]           lctx_voter, when heads evict
     ggml_tensor * pos;                   // I32 [n_angle * n_tokens]
     bool selects;                        // heads choose chunks in this graph
-    ggml_tensor * tiles = nullptr;       // I32 [n_tile]                first tokens of tiles that choose, where there are any
+    ggml_tensor * tiles =
+        nullptr;  // I32 [n_tile]                first tokens of tiles that choose, where there are any
 
   private:
     // A graph depends on this in addition to the number of tokens.
@@ -57,8 +59,10 @@ class lctx_inputs {
     std::deque<table> tables_;
 };
 
-// Add a node to the graph. It runs where the rows of the layer are; the scheduler would move the pools where the weights are.
-void lctx_add(const llm_graph_context & graph, const lctx_device_store & store, ggml_tensor * node, const char * name, int il);
+// Add a node to the graph. It runs where the rows of the layer are; the scheduler would move the pools where the
+// weights are.
+void lctx_add(const llm_graph_context & graph, const lctx_device_store & store, ggml_tensor * node, const char * name,
+              int il);
 
 // Lets build_attn find our inputs in whatever input a model's graph hands it.
 class lctx_has_inputs {

@@ -17,11 +17,12 @@ constexpr lctx_rope STILL = {GGML_ROPE_TYPE_NEOX, 2, 0, 1.0f, 0.0f, 0.0f, 1.0f, 
 
 // True when a rotation stands between the projections and t.
 bool is_rotated(const ggml_tensor * t, std::set<const ggml_tensor *> & seen) {
-    if (!t || t->op == GGML_OP_NONE || t->op == GGML_OP_MUL_MAT || t->op == GGML_OP_MUL_MAT_ID || !seen.insert(t).second) {
+    if (!t || t->op == GGML_OP_NONE || t->op == GGML_OP_MUL_MAT || t->op == GGML_OP_MUL_MAT_ID ||
+        !seen.insert(t).second) {
         return false;
     }
-    return t->op == GGML_OP_ROPE ||
-           std::any_of(std::begin(t->src), std::end(t->src), [&](const ggml_tensor * src) { return is_rotated(src, seen); });
+    return t->op == GGML_OP_ROPE || std::any_of(std::begin(t->src), std::end(t->src),
+                                                [&](const ggml_tensor * src) { return is_rotated(src, seen); });
 }
 
 // Return why this rotation cannot be taken off; empty when it can. is_normed: heads are normalized after it.
@@ -31,8 +32,8 @@ std::string why_not(const ggml_tensor * t, bool is_normed) {
     }
     const lctx_rope_params params = lctx_rope_params_of(t);
     const int32_t mode = params.rope.mode;
-    const bool known =
-        mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX || mode == GGML_ROPE_TYPE_MROPE || mode == GGML_ROPE_TYPE_IMROPE;
+    const bool known = mode == GGML_ROPE_TYPE_NORMAL || mode == GGML_ROPE_TYPE_NEOX || mode == GGML_ROPE_TYPE_MROPE ||
+                       mode == GGML_ROPE_TYPE_IMROPE;
     if (!known) {
         return "uses RoPE mode " + std::to_string(mode);
     }
@@ -69,7 +70,8 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
             break;
         }
     }
-    const bool is_normed = std::any_of(after.begin(), after.end(), [](const ggml_tensor * x) { return x->op == GGML_OP_RMS_NORM; });
+    const bool is_normed =
+        std::any_of(after.begin(), after.end(), [](const ggml_tensor * x) { return x->op == GGML_OP_RMS_NORM; });
     ggml_tensor * whole = rotated;  // the head, of which `rotated` may be a part
     if (whole->op == GGML_OP_CONCAT && lctx_concat_dim_of(whole) == 0) {
         rotated = whole->src[1]->op == GGML_OP_REPEAT ? whole->src[1]->src[0] : whole->src[1];
@@ -83,7 +85,8 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
             return result;
         }
         throw lctx_refusal("layer " + std::to_string(il) + ": the " + what + " " + why +
-                           "; a method that reads keys from other positions than their own needs queries and keys that are rotated last, " +
+                           "; a method that reads keys from other positions than their own needs queries and keys that "
+                           "are rotated last, " +
                            "with NORM or NEOX RoPE: method=full and the eviction rules alone run");
     }
     const lctx_rope_params params = lctx_rope_params_of(rotated);
@@ -99,15 +102,16 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
         result.x = ggml_concat(ctx, part, whole->src[0], 0);
     } else if (const int64_t offset = params.offset) {
         const auto channels = [&](int64_t n, int64_t from) {
-            return ggml_view_3d(ctx, rotated->src[0], n, rotated->ne[1], rotated->ne[2], rotated->src[0]->nb[1], rotated->src[0]->nb[2],
-                                from * rotated->src[0]->nb[0]);
+            return ggml_view_3d(ctx, rotated->src[0], n, rotated->ne[1], rotated->ne[2], rotated->src[0]->nb[1],
+                                rotated->src[0]->nb[2], from * rotated->src[0]->nb[0]);
         };
         result.x = ggml_concat(ctx, channels(rotated->ne[0] - offset, offset), channels(offset, 0), 0);
     }
     result.moved = result.x != rotated->src[0];
     for (auto it = after.rbegin(); it != after.rend(); ++it) {
         const bool is_norm = (*it)->op == GGML_OP_RMS_NORM;
-        result.x = is_norm ? ggml_rms_norm(ctx, result.x, lctx_norm_eps_of(*it)) : ggml_mul(ctx, result.x, (*it)->src[1]);
+        result.x =
+            is_norm ? ggml_rms_norm(ctx, result.x, lctx_norm_eps_of(*it)) : ggml_mul(ctx, result.x, (*it)->src[1]);
     }
     result.pos = rotated->src[1];
     result.freq_factors = rotated->src[2];
@@ -115,12 +119,12 @@ lctx_peeled lctx_peel_rope(ggml_context * ctx, ggml_tensor * t, bool moves, cons
 }
 
 bool lctx_same_rope(const lctx_peeled & a, const lctx_peeled & b) {
-    return a.moved == b.moved && a.pos == b.pos && same_factors(a.freq_factors, b.freq_factors) && a.sections == b.sections &&
-           a.interleaved == b.interleaved && memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
+    return a.moved == b.moved && a.pos == b.pos && same_factors(a.freq_factors, b.freq_factors) &&
+           a.sections == b.sections && a.interleaved == b.interleaved && memcmp(&a.rope, &b.rope, sizeof(a.rope)) == 0;
 }
 
-// Text has the token's position in the first three sections and 0 in the fourth. Interleaved, section s is the pairs that leave s when
-// divided by 3, as far as it reaches; the pairs that are left belong to the fourth.
+// Text has the token's position in the first three sections and 0 in the fourth. Interleaved, section s is the pairs
+// that leave s when divided by 3, as far as it reaches; the pairs that are left belong to the fourth.
 std::vector<float> lctx_still_factors(const lctx_peeled & peeled) {
     const auto & s = peeled.sections;
     const int32_t n = s[0] + s[1] + s[2] + s[3];

@@ -70,15 +70,16 @@ reading reader::by(int32_t head_kv) {
     const lctx_op_layer & l = u.layer;
     const auto params = lctx_params_of<lctx_attend_params>(u.node(LCTX_OP_ATTEND));
     const int64_t n_choice = params.chunk_size > 0 ? u.segs()->ne[2] : 1;
-    const lctx_choices read = {choices.data(), u.n, (int32_t)n_choice, (int32_t)u.segs()->ne[1], l.a.n_head_kv, params.tiles};
+    const lctx_choices read = {choices.data(),           u.n,           (int32_t)n_choice,
+                               (int32_t)u.segs()->ne[1], l.a.n_head_kv, params.tiles};
     const int64_t n_seg = read.n_expanded(params.n_run);
     const int32_t n_rep = l.a.n_head / l.a.n_head_kv;
     reading r;
     for (int64_t i = 0; i < (int64_t)u.n * n_rep; i++) {
         const int64_t head = (int64_t)head_kv * n_rep + i % n_rep, choice = head * n_choice / l.a.n_head;
         for (int64_t s = 0; s < n_seg; s++) {
-            const range cells =
-                cells_of(head_kv, lctx_expanded(read, params.n_run, params.chunk_size, (int32_t)(i / n_rep), (int32_t)choice, (int32_t)s));
+            const range cells = cells_of(head_kv, lctx_expanded(read, params.n_run, params.chunk_size,
+                                                                (int32_t)(i / n_rep), (int32_t)choice, (int32_t)s));
             const bool near = params.near_mask != 0 && (params.near_mask >> s & 1);
             (near ? r.near : r.far).push_back(cells);
             r.n_pair += cells.hi - cells.lo;

@@ -1,7 +1,7 @@
 // Runs of single ops, for tests and bench: in a library that was built with LCTX_HARNESS=ON only.
 //
-// The block between the two markers is a cffi cdef, read by bench/op_harness.py. Each function returns 0 (LCTX_OK) on success, else
-// LCTX_INVALID with the reason in err.
+// The block between the two markers is a cffi cdef, read by bench/op_harness.py. Each function returns 0 (LCTX_OK) on
+// success, else LCTX_INVALID with the reason in err.
 #pragma once
 
 #include <stddef.h>
@@ -13,8 +13,8 @@ extern "C" {
 
 // [cdef begin]
 
-// Store n_rows keys and values in shuffled pages, then attend with n_tokens queries of n_seg segments each. A segment of the near ring
-// may read the last near_rows rows only.
+// Store n_rows keys and values in shuffled pages, then attend with n_tokens queries of n_seg segments each. A segment
+// of the near ring may read the last near_rows rows only.
 typedef struct lctx_op_args {
     int32_t head_dim_k;
     int32_t head_dim_v;
@@ -53,12 +53,13 @@ typedef struct lctx_op_args {
     float * lse;                 // [n_tokens][n_head] or NULL
     double store_us;             // result: time of the store node
     double attend_us;            // result: shortest time of one attend node
-    int32_t cold;                // 1: before every attend node all threads read four times the last-level cache; on the CPU only
-    double * times;              // result: [n_repeat] microseconds of every attend node, or NULL
-    const float * center;        // [n_head_kv][head_dim_k], subtracted from rotated keys, or NULL
-    const char * device;         // where the graph runs: name of a ggml device ("CUDA0"), NULL: the CPU
-    int32_t n_layer;             // flash and step: a graph of this many equal layers is timed, divided by their number; 0: one
-    int32_t hadamard_k;          // channels that are transformed together (ops/hadamard.h), 0: none, -1: as a context stores these types
+    int32_t cold;    // 1: before every attend node all threads read four times the last-level cache; on the CPU only
+    double * times;  // result: [n_repeat] microseconds of every attend node, or NULL
+    const float * center;  // [n_head_kv][head_dim_k], subtracted from rotated keys, or NULL
+    const char * device;   // where the graph runs: name of a ggml device ("CUDA0"), NULL: the CPU
+    int32_t n_layer;     // flash and step: a graph of this many equal layers is timed, divided by their number; 0: one
+    int32_t hadamard_k;  // channels that are transformed together (ops/hadamard.h), 0: none, -1: as a context stores
+                         // these types
     int32_t hadamard_v;
     int32_t fixed;           // lctx_attend_params::fixed
     uint64_t scratch_bytes;  // result of flash and step: memory of the device in addition to the tensors; 0 on the CPU
@@ -71,24 +72,27 @@ int32_t lctx_op_run(lctx_op_args * args, char * err, size_t err_size);
 // read.
 int32_t lctx_flash_run(lctx_op_args * args, char * err, size_t err_size);
 
-// One layer of any method: n_rows keys, values and queries of one sequence pass in ubatches of n_ubatch, cut at borders, through store,
-// summarize, select, attend, vote and evict. op gives shapes, types, RoPE, scale, k, v, q and out; there n_tokens = n_rows, and its
-// segments, near ring and positions are not read. Every query is causal. chunks: those that query and head read, ascending, then -1.
+// One layer of any method: n_rows keys, values and queries of one sequence pass in ubatches of n_ubatch, cut at
+// borders, through store, summarize, select, attend, vote and evict. op gives shapes, types, RoPE, scale, k, v, q and
+// out; there n_tokens = n_rows, and its segments, near ring and positions are not read. Every query is causal. chunks:
+// those that query and head read, ascending, then -1.
 typedef struct lctx_layer_run_args {
     lctx_op_args * op;
     const char * method;  // "longheads,chunk_size=16,...", "corm,window=8,...", ...
     int32_t n_ctx_train;
     int32_t n_ubatch;
-    int32_t n_summary;    // result: heads with a summary of their own: n_head or n_head_kv; 0 without chunks, as the next two
+    int32_t
+        n_summary;  // result: heads with a summary of their own: n_head or n_head_kv; 0 without chunks, as the next two
     int32_t summary_dim;  // result: head_dim_k times 1, 2 or 3, see lctx_summarize
     int32_t n_read;       // result: chunks that a query reads at most
     int32_t n_read_max;   // room in chunks
-    float * summaries;    // [n_summary][n_rows/chunk_size][summary_dim], room for n_head x chunks x 3*head_dim_k; or NULL
-    int32_t * chunks;     // [n_rows][n_head][n_read_max] or NULL
-    int32_t n_text;       // > 0: rows from here on are a replay, after which the rule compresses the text before them; else 0
-    double fraction;      // of its rows, that stay
-    int32_t * held;       // [n_head_kv][n_rows]: 1 when the head holds the row after the last eviction that is due; or NULL
-    int32_t * scores;     // [n_head_kv][n_rows]: scores of the rows that are held; or NULL
+    float * summaries;  // [n_summary][n_rows/chunk_size][summary_dim], room for n_head x chunks x 3*head_dim_k; or NULL
+    int32_t * chunks;   // [n_rows][n_head][n_read_max] or NULL
+    int32_t
+        n_text;  // > 0: rows from here on are a replay, after which the rule compresses the text before them; else 0
+    double fraction;  // of its rows, that stay
+    int32_t * held;   // [n_head_kv][n_rows]: 1 when the head holds the row after the last eviction that is due; or NULL
+    int32_t * scores;  // [n_head_kv][n_rows]: scores of the rows that are held; or NULL
 } lctx_layer_run_args;
 
 int32_t lctx_layer_run(lctx_layer_run_args * args, char * err, size_t err_size);
@@ -103,26 +107,27 @@ enum lctx_step_op {
     LCTX_N_STEP_OP,
 };
 
-// The last n_tokens rows of a layer of any method, as one ubatch with its own queries; the rows before are stored and summarized, but
-// nothing attends to them. op gives shapes, types, RoPE, scale, k, v, q [n_tokens], out, n_repeat and cold. Every sub-op runs n_repeat
-// times, each time from the same state.
+// The last n_tokens rows of a layer of any method, as one ubatch with its own queries; the rows before are stored and
+// summarized, but nothing attends to them. op gives shapes, types, RoPE, scale, k, v, q [n_tokens], out, n_repeat and
+// cold. Every sub-op runs n_repeat times, each time from the same state.
 typedef struct lctx_step_run_args {
     lctx_op_args * op;
     const char * method;
     int32_t n_ctx_train;
     const float * fill_q;  // [n_rows - n_tokens][n_head][head_dim_k], read with representation=attention only
-    double held_fraction;  // of the rows before, how many a head still holds where it evicts by votes alone, without a budget
+    double held_fraction;  // of the rows before, how many a head still holds where it evicts by votes alone, without a
+                           // budget
     double open_fraction;  // of these, how many have no vote yet when the step begins
     int32_t n_held;        // result: rows that KV head 0 holds when the step begins
-    double * times;        // result: [LCTX_N_STEP_OP][n_repeat] microseconds; 0 for what the method or the step does not do
-    double attend_bytes;   // result: bytes that *attend* must read, everything once
-    double attend_flops;   // result: additions and multiplications of its products
+    double * times;  // result: [LCTX_N_STEP_OP][n_repeat] microseconds; 0 for what the method or the step does not do
+    double attend_bytes;  // result: bytes that *attend* must read, everything once
+    double attend_flops;  // result: additions and multiplications of its products
 } lctx_step_run_args;
 
 int32_t lctx_step_run(lctx_step_run_args * args, char * err, size_t err_size);
 
-// A product of a quantized weight with columns, as a model's graph asks the CPU backend for it. With experts a column is a token's, and
-// meets the rows of the n_used experts that ids names.
+// A product of a quantized weight with columns, as a model's graph asks the CPU backend for it. With experts a column
+// is a token's, and meets the rows of the n_used experts that ids names.
 typedef struct lctx_multiply_args {
     int32_t type;    // ggml_type of the weight
     int32_t k_dim;   // multiple of the type's block
@@ -144,8 +149,8 @@ typedef struct lctx_multiply_args {
 
 int32_t lctx_multiply_run(lctx_multiply_args * args, char * err, size_t err_size);
 
-// An op on rows of floats (native/weights/rowwise.cpp): with b [n_rows] each row of a times its number; with b [n_rows][n] the gate of
-// gpt-oss.
+// An op on rows of floats (native/weights/rowwise.cpp): with b [n_rows] each row of a times its number; with b
+// [n_rows][n] the gate of gpt-oss.
 typedef struct lctx_rowwise_args {
     int32_t n;
     int32_t n_rows;
@@ -177,8 +182,8 @@ typedef struct lctx_check_args {
 
 int32_t lctx_check_run(lctx_check_args * args, char * err, size_t err_size);
 
-// Numbers that ggml's constructors get for the nodes of which native/ reads them (native/ops/params.h). A run replaces each by what is
-// read. op gives RoPE, whose mode is one with sections, and nothing else.
+// Numbers that ggml's constructors get for the nodes of which native/ reads them (native/ops/params.h). A run replaces
+// each by what is read. op gives RoPE, whose mode is one with sections, and nothing else.
 typedef struct lctx_params_args {
     lctx_op_args * op;
     int32_t rope_sections[4];
@@ -190,7 +195,8 @@ typedef struct lctx_params_args {
     float gate_alpha;
     float gate_limit;
     int32_t has_hint;
-    int32_t is_fixed[2];  // of a product and one with experts, after ggml has set all that it can: whether native/ has marked them
+    int32_t is_fixed[2];  // of a product and one with experts, after ggml has set all that it can: whether native/ has
+                          // marked them
 } lctx_params_args;
 
 int32_t lctx_params_run(lctx_params_args * args, char * err, size_t err_size);

@@ -16,11 +16,13 @@ int32_t open_row(const lctx_chunks & c, const lctx_op_ubatch & u, int32_t row) {
 
 void lctx_check_method(const lctx_op_args & a, const lctx_method & method) {
     const lctx_chunks * c = method.chunks();
-    lctx_require(!c || !c->by_attention() || a.head_dim_k == a.head_dim_v,
-                 "representation=attention needs head_dim_v equal to head_dim_k; use another representation and position");
+    lctx_require(
+        !c || !c->by_attention() || a.head_dim_k == a.head_dim_v,
+        "representation=attention needs head_dim_v equal to head_dim_k; use another representation and position");
 }
 
-lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch, const lctx_backend & backend)
+lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method, int32_t n_ubatch,
+                             const lctx_backend & backend)
     : lctx_layer(), a(a), method(method), g(backend, 16), factors() {
     const lctx_chunks * c = method.chunks();
     const int32_t n_block = (a.n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS, near_window = method.near_window();
@@ -33,7 +35,8 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
         factors = g.tensor(GGML_TYPE_F32, a.rope_dims / 2);
     }
     if (near_window > 0) {
-        near = g.tensor((ggml_type)a.type_k, a.head_dim_k, GGML_PAD(near_window + n_ubatch, LCTX_PAGE_ROWS), a.n_head_kv);
+        near =
+            g.tensor((ggml_type)a.type_k, a.head_dim_k, GGML_PAD(near_window + n_ubatch, LCTX_PAGE_ROWS), a.n_head_kv);
     }
     if (method.retain()) {
         held = g.tensor(GGML_TYPE_I32, lctx_held::size(a.n_rows), a.n_head_kv);
@@ -41,8 +44,9 @@ lctx_op_layer::lctx_op_layer(const lctx_op_args & a, const lctx_method & method,
     if (c && c->by_keys()) {
         index = g.tensor(GGML_TYPE_I8, lctx_index_shape{c->key_bits(), a.head_dim_k}.row_size(), n_pool);
     } else if (c) {
-        summaries = g.tensor(lctx_summary_type(c->representation, a.head_dim_k, (ggml_type)a.type_k), c->summary_dim(a.head_dim_k),
-                             std::max(1, a.n_rows / c->chunk_size), c->by_attention() ? a.n_head : a.n_head_kv);
+        summaries = g.tensor(lctx_summary_type(c->representation, a.head_dim_k, (ggml_type)a.type_k),
+                             c->summary_dim(a.head_dim_k), std::max(1, a.n_rows / c->chunk_size),
+                             c->by_attention() ? a.n_head : a.n_head_kv);
         open = !c->by_attention() ? nullptr : g.tensor(GGML_TYPE_F32, a.head_dim_k, 2 * c->chunk_size, a.n_head);
     }
     g.allocate();
@@ -123,7 +127,8 @@ void lctx_op_ubatch::add_nodes() {
     in.angles = lctx_angles(ctx, pos, layer.factors, rope);
     prepared.push_back(in.angles);
     nodes = prepared;
-    for (const lctx_link & link : lctx_chain_layer(ctx, layer.method, layer, in, params, a.rope_mode == GGML_ROPE_TYPE_NORMAL).links) {
+    for (const lctx_link & link :
+         lctx_chain_layer(ctx, layer.method, layer, in, params, a.rope_mode == GGML_ROPE_TYPE_NORMAL).links) {
         nodes.push_back(link.node);
     }
     if (due) {
@@ -138,8 +143,9 @@ lctx_batch_tiles lctx_op_ubatch::tiles() const {
 }
 
 ggml_tensor * lctx_op_ubatch::node(lctx_op op) const {
-    const auto found =
-        std::find_if(nodes.begin(), nodes.end(), [&](const ggml_tensor * n) { return n->op == GGML_OP_LCTX && n->op_params[0] == op; });
+    const auto found = std::find_if(nodes.begin(), nodes.end(), [&](const ggml_tensor * n) {
+        return n->op == GGML_OP_LCTX && n->op_params[0] == op;
+    });
     return found == nodes.end() ? nullptr : *found;
 }
 

@@ -1,5 +1,5 @@
-// One layer of any method, ubatch by ubatch: what lctx_layer_run and lctx_step_run share. Its nodes are those of lctx_chain_layer, as in a
-// model.
+// One layer of any method, ubatch by ubatch: what lctx_layer_run and lctx_step_run share. Its nodes are those of
+// lctx_chain_layer, as in a model.
 #pragma once
 
 #include "../graph/chain.h"

@@ -19,10 +19,12 @@ template <double (*F)(int64_t)> void multiply(ggml_tensor * dst, int ith, int, v
 // Operations per second of all threads together; 0 when there is no such product.
 template <double (*F)(int64_t)> double gemm_rate(int32_t n_threads) {
     lctx_graph_run g(lctx_backend_of(nullptr, n_threads), 8);
-    ggml_tensor * done = ggml_custom_4d(g.ctx.get(), GGML_TYPE_F32, n_threads, 1, 1, 1, nullptr, 0, multiply<F>, GGML_N_TASKS_MAX, nullptr);
+    ggml_tensor * done = ggml_custom_4d(g.ctx.get(), GGML_TYPE_F32, n_threads, 1, 1, 1, nullptr, 0, multiply<F>,
+                                        GGML_N_TASKS_MAX, nullptr);
     g.allocate();
     const std::vector<double> us = g.times(g.graph_of({done}), N_RUN, [] {});
-    return F(0) == 0.0 && F(1) == 0.0 ? 0.0 : n_threads * F(1) * N_PRODUCT / (*std::min_element(us.begin(), us.end()) * 1e-6);
+    return F(0) == 0.0 && F(1) == 0.0 ? 0.0
+                                      : n_threads * F(1) * N_PRODUCT / (*std::min_element(us.begin(), us.end()) * 1e-6);
 }
 
 // Bytes per second, read and written.
@@ -66,13 +68,16 @@ size_t lctx_cache_bytes() {
             most = std::max(most, n << (unit == 'M' ? 20 : 10));
         }
     }
-    lctx_require(most > 0, "the size of the last-level cache is unknown: /sys/devices/system/cpu/cpu0/cache does not say");
+    lctx_require(most > 0,
+                 "the size of the last-level cache is unknown: /sys/devices/system/cpu/cpu0/cache does not say");
     return most;
 }
 
 lctx_stream::lctx_stream(int32_t n_threads, size_t n_bytes)
-    : data_(n_bytes / sizeof(float) / (READ_STEP * n_threads) * READ_STEP * n_threads, 1.0f), g_(lctx_backend_of(nullptr, n_threads), 8) {
-    ggml_tensor * sums = ggml_custom_4d(g_.ctx.get(), GGML_TYPE_F32, n_threads, 1, 1, 1, nullptr, 0, read, GGML_N_TASKS_MAX, this);
+    : data_(n_bytes / sizeof(float) / (READ_STEP * n_threads) * READ_STEP * n_threads, 1.0f),
+      g_(lctx_backend_of(nullptr, n_threads), 8) {
+    ggml_tensor * sums =
+        ggml_custom_4d(g_.ctx.get(), GGML_TYPE_F32, n_threads, 1, 1, 1, nullptr, 0, read, GGML_N_TASKS_MAX, this);
     g_.allocate();
     graph_ = g_.graph_of({sums});
 }

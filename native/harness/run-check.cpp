@@ -5,7 +5,8 @@
 
 int32_t lctx_check_run(lctx_check_args * args, char * err, size_t err_size) {
     const auto check = [&] {
-        const auto * memory = dynamic_cast<const lctx_context_memory *>(llama_get_memory((const llama_context *)args->context));
+        const auto * memory =
+            dynamic_cast<const lctx_context_memory *>(llama_get_memory((const llama_context *)args->context));
         const std::string why = memory ? memory->cache().why_unsound() : "";
         lctx_require(why.empty(), why);
     };

@@ -19,7 +19,8 @@ lctx_backend lctx_backend_of(const char * device, int32_t n_threads) {
 }
 
 lctx_graph lctx_graph_run::graph_of(const std::vector<ggml_tensor *> & nodes) const {
-    lctx_graph g = {ggml_context_ptr(ggml_init({ggml_graph_overhead_custom(nodes.size(), false), nullptr, true})), nullptr};
+    lctx_graph g = {ggml_context_ptr(ggml_init({ggml_graph_overhead_custom(nodes.size(), false), nullptr, true})),
+                    nullptr};
     g.graph = ggml_new_graph_custom(g.ctx.get(), nodes.size(), false);
     for (ggml_tensor * node : nodes) {
         if (!ggml_backend_supports_op(backend.get(), node)) {

@@ -1,6 +1,7 @@
 // lctx_flash_run: the attention of lctx_op_run as llama.cpp does it, through a ggml graph. For tests and bench.
 //
-// The cache is llama_kv_cache's for flash attention: rows of all heads, one per token; the graph that of llm_graph_context::build_attn_mha.
+// The cache is llama_kv_cache's for flash attention: rows of all heads, one per token; the graph that of
+// llm_graph_context::build_attn_mha.
 #include "roofline.h"
 
 #include <cmath>
@@ -12,10 +13,12 @@ constexpr int32_t N_FILL = 1024;
 void check(const lctx_op_args & a) {
     lctx_check_shapes(a);
     lctx_require(a.k && a.v && a.q && a.k_pos && a.seg_rows && a.seg_pos && a.out, "an array is missing");
-    lctx_require(a.n_seg == 1 && a.near_rows == 0 && !a.lse, "flash attention has one segment per query, no near ring and no lse");
+    lctx_require(a.n_seg == 1 && a.near_rows == 0 && !a.lse,
+                 "flash attention has one segment per query, no near ring and no lse");
     for (int32_t i = 0; i < a.n_tokens; i++) {
-        lctx_require(0 <= a.seg_rows[2 * i] && a.seg_rows[2 * i] < a.seg_rows[2 * i + 1] && a.seg_rows[2 * i + 1] <= a.n_rows,
-                     "a segment is empty or outside the rows");
+        lctx_require(
+            0 <= a.seg_rows[2 * i] && a.seg_rows[2 * i] < a.seg_rows[2 * i + 1] && a.seg_rows[2 * i + 1] <= a.n_rows,
+            "a segment is empty or outside the rows");
     }
 }
 
@@ -28,8 +31,8 @@ struct rotation {
         x = g.tensor(GGML_TYPE_F32, a.head_dim_k, n_head, n);
         pos = g.tensor(GGML_TYPE_I32, n);
         factors = a.freq_factors ? g.tensor(GGML_TYPE_F32, a.rope_dims / 2) : nullptr;
-        rotated = ggml_rope_ext(g.ctx.get(), x, pos, factors, r.n_dims, r.mode, r.n_ctx_orig, r.freq_base, r.freq_scale, r.ext_factor,
-                                r.attn_factor, r.beta_fast, r.beta_slow);
+        rotated = ggml_rope_ext(g.ctx.get(), x, pos, factors, r.n_dims, r.mode, r.n_ctx_orig, r.freq_base, r.freq_scale,
+                                r.ext_factor, r.attn_factor, r.beta_fast, r.beta_slow);
     }
     void fill(const lctx_op_args & a, const float * rows, const int32_t * positions) const {
         lctx_fill(x, rows), lctx_fill(pos, positions);
@@ -69,7 +72,8 @@ void flash_layer::fill_rows(const lctx_backend & backend, const lctx_op_args & a
 
 void flash_layer::fill(const lctx_backend & backend, const lctx_op_args & a) const {
     for (ggml_tensor * cache : {k_cache, v_cache}) {
-        ggml_backend_tensor_memset(cache, 0, 0, ggml_nbytes(cache));  // as llama.cpp does: cells that the mask hides are read
+        ggml_backend_tensor_memset(cache, 0, 0,
+                                   ggml_nbytes(cache));  // as llama.cpp does: cells that the mask hides are read
     }
     for (int32_t first = 0; first < a.n_rows; first += N_FILL) {
         fill_rows(backend, a, first, std::min(N_FILL, a.n_rows - first));
@@ -79,7 +83,8 @@ void flash_layer::fill(const lctx_backend & backend, const lctx_op_args & a) con
 // [head_dim, n_kv, n_head] of a cache of whole rows
 ggml_tensor * heads_of(ggml_context * ctx, ggml_tensor * cache, int32_t head_dim, int32_t n_head) {
     const size_t head_size = ggml_row_size(cache->type, head_dim);
-    return ggml_permute(ctx, ggml_view_3d(ctx, cache, head_dim, n_head, cache->ne[1], head_size, cache->nb[1], 0), 0, 2, 1, 3);
+    return ggml_permute(ctx, ggml_view_3d(ctx, cache, head_dim, n_head, cache->ne[1], head_size, cache->nb[1], 0), 0, 2,
+                        1, 3);
 }
 
 flash_layer::flash_layer(lctx_graph_run & g, const lctx_op_args & a, ggml_tensor * q, ggml_tensor * mask) {
@@ -123,7 +128,8 @@ void run(lctx_op_args & a) {
     g.compute({q.rotated});
     lctx_time_attend(a, g, outs);
     // the CUDA backend keeps f16 copies of K and V after the result
-    const size_t behind = ggml_backend_buft_get_alloc_size(ggml_backend_get_default_buffer_type(g.backend.get()), outs[0]);
+    const size_t behind =
+        ggml_backend_buft_get_alloc_size(ggml_backend_get_default_buffer_type(g.backend.get()), outs[0]);
     a.scratch_bytes = scratch.bytes(g.bytes()) + behind - ggml_nbytes(outs[0]);
     ggml_backend_tensor_get(outs[0], a.out, 0, ggml_nbytes(outs[0]));
 }

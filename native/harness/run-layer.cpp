@@ -5,13 +5,15 @@
 namespace {
 
 void check(const lctx_layer_run_args & args) {
-    lctx_require(args.op && args.method && args.op->k && args.op->v && args.op->q && args.op->out, "an array is missing");
+    lctx_require(args.op && args.method && args.op->k && args.op->v && args.op->q && args.op->out,
+                 "an array is missing");
     lctx_check_shapes(*args.op);
     lctx_require(args.op->n_tokens == args.op->n_rows, "every row has a query: n_tokens must be n_rows");
     lctx_require(args.n_ctx_train > 0 && args.n_ubatch > 0, "sizes must be positive");
     lctx_require(args.n_text >= 0 && args.n_text < args.op->n_rows && args.fraction >= 0 && args.fraction <= 1,
                  "there is no such text or fraction");
-    lctx_require(args.op->n_layer <= 1, "lctx_layer_run has one layer: n_layer is for lctx_flash_run and lctx_step_run");
+    lctx_require(args.op->n_layer <= 1,
+                 "lctx_layer_run has one layer: n_layer is for lctx_flash_run and lctx_step_run");
 }
 
 void check_chunks(const lctx_layer_run_args & args, const lctx_chunks * c, int32_t n_read) {
@@ -26,7 +28,8 @@ void read_chunks(const lctx_layer_run_args & args, const lctx_op_ubatch & u) {
     const int64_t n_head = args.op->n_head;
     for (int64_t i = 0; i < u.n * n_head; i++) {
         int32_t * out = args.chunks + (u.first * n_head + i) * args.n_read_max;
-        const std::vector<int32_t> read = lctx_chunks_read(u.segs(), choices.data(), (int32_t)(i / n_head), (int32_t)(i % n_head));
+        const std::vector<int32_t> read =
+            lctx_chunks_read(u.segs(), choices.data(), (int32_t)(i / n_head), (int32_t)(i % n_head));
         std::fill(std::copy(read.begin(), read.end(), out), out + args.n_read_max, -1);
     }
 }
@@ -62,7 +65,8 @@ std::vector<lctx_contender> contenders(const lctx_op_layer & l, int32_t p) {
     lctx_held_copy copy(l);
     for (int32_t head = 0; head < l.a.n_head_kv; head++) {
         const lctx_held held = copy.of(head);
-        all.emplace_back(*l.method.retain(), c ? c->chunk_size : 0, p, held.rows(), held.scores(), p + 1 - held.n_gone());
+        all.emplace_back(*l.method.retain(), c ? c->chunk_size : 0, p, held.rows(), held.scores(),
+                         p + 1 - held.n_gone());
     }
     return all;
 }
@@ -99,7 +103,8 @@ void run_ubatch(const lctx_layer_run_args & args, const lctx_op_layer & l, int32
     const size_t row_kv = (size_t)first * a.n_head_kv, row = (size_t)first * a.n_head;
     u.fill(a.k + row_kv * a.head_dim_k, a.v + row_kv * a.head_dim_v, a.q + row * a.head_dim_k);
     compute(l, u);
-    ggml_backend_tensor_get(u.node(LCTX_OP_ATTEND), a.out + row * a.head_dim_v, 0, (size_t)n * a.n_head * a.head_dim_v * sizeof(float));
+    ggml_backend_tensor_get(u.node(LCTX_OP_ATTEND), a.out + row * a.head_dim_v, 0,
+                            (size_t)n * a.n_head * a.head_dim_v * sizeof(float));
     if (args.chunks) {
         read_chunks(args, u);
     }
@@ -108,7 +113,8 @@ void run_ubatch(const lctx_layer_run_args & args, const lctx_op_layer & l, int32
 void run(lctx_layer_run_args & args) {
     check(args);
     const lctx_op_args & a = *args.op;
-    const auto method = lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k, 0, false, 0});
+    const auto method =
+        lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k, 0, false, 0});
     const lctx_chunks * c = method->chunks();
     lctx_check_method(a, *method);
     check_chunks(args, c, method->n_read());
@@ -121,7 +127,8 @@ void run(lctx_layer_run_args & args) {
     args.summary_dim = l.summaries ? (int32_t)l.summaries->ne[0] : 0;
     args.n_read = method->n_read();
     for (int32_t p = 0; p < a.n_rows;) {
-        const int32_t end = std::min({a.n_rows, p + args.n_ubatch, method->retain() ? method->retain()->border(p) + 1 : a.n_rows});
+        const int32_t end =
+            std::min({a.n_rows, p + args.n_ubatch, method->retain() ? method->retain()->border(p) + 1 : a.n_rows});
         run_ubatch(args, l, p, end - p);
         p = end;
     }

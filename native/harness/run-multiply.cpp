@@ -13,7 +13,8 @@ void check(const lctx_multiply_args & a) {
     if (a.n_expert > 0) {
         lctx_require(a.n_used > 0 && (a.n_own == 1 || a.n_own == a.n_used), "n_own must be 1 or n_used");
         const auto exists = [&](int32_t id) { return id >= 0 && id < a.n_expert; };
-        lctx_require(std::all_of(a.ids, a.ids + (size_t)a.n_columns * a.n_used, exists), "ids must be those of experts");
+        lctx_require(std::all_of(a.ids, a.ids + (size_t)a.n_columns * a.n_used, exists),
+                     "ids must be those of experts");
     }
 }
 

@@ -10,11 +10,13 @@ void check(const lctx_op_args & a) {
     lctx_require(a.k && a.v && a.q && a.k_pos && a.seg_rows && a.seg_pos && a.out, "an array is missing");
     lctx_require(a.n_seg > 0, "sizes must be positive");
     lctx_require(a.n_layer <= 1, "lctx_op_run has one layer: n_layer is for lctx_flash_run and lctx_step_run");
-    lctx_require(a.near_rows % LCTX_PAGE_ROWS == 0 && (a.near_rows > 0 || a.near_mask == 0), "near_rows must be a multiple of 64");
+    lctx_require(a.near_rows % LCTX_PAGE_ROWS == 0 && (a.near_rows > 0 || a.near_mask == 0),
+                 "near_rows must be a multiple of 64");
     lctx_require(a.near_rows == 0 || a.k_near_pos, "a near ring needs k_near_pos");
     for (int32_t i = 0; i < a.n_tokens * a.n_seg; i++) {
-        lctx_require(0 <= a.seg_rows[2 * i] && a.seg_rows[2 * i] <= a.seg_rows[2 * i + 1] && a.seg_rows[2 * i + 1] <= a.n_rows,
-                     "a segment is outside the rows");
+        lctx_require(
+            0 <= a.seg_rows[2 * i] && a.seg_rows[2 * i] <= a.seg_rows[2 * i + 1] && a.seg_rows[2 * i + 1] <= a.n_rows,
+            "a segment is outside the rows");
     }
 }
 
@@ -42,16 +44,18 @@ void run(lctx_op_args & a) {
 
     // nodes
     ggml_context * ctx = g.ctx.get();
-    lctx_attend_params params = {LCTX_OP_ATTEND,   a.rope_mode, a.scale, a.softcap,    (uint32_t)a.near_mask, a.lse != nullptr,
-                                 (int16_t)a.fixed, 0,           0,       lctx_tiles{}, lctx_hadamard_of(a)};
+    lctx_attend_params params = {LCTX_OP_ATTEND,     a.rope_mode,      a.scale, a.softcap, (uint32_t)a.near_mask,
+                                 a.lse != nullptr,   (int16_t)a.fixed, 0,       0,         lctx_tiles{},
+                                 lctx_hadamard_of(a)};
     ggml_tensor * angles = lctx_angles(ctx, pos, factors, rope);
     std::vector<ggml_tensor *> stored;
     const int32_t n_step = n_near ? a.near_rows : a.n_rows;  // a store never meets a ring row twice
     for (int32_t r = 0; r < a.n_rows; r += n_step) {
         const int32_t n = std::min(n_step, a.n_rows - r);
         ggml_tensor * step_rows = ggml_view_2d(ctx, rows, 4, n, rows->nb[1], r * rows->nb[1]);
-        stored.push_back(lctx_store(ctx, lctx_tokens_of(ctx, k, r, n), lctx_tokens_of(ctx, v, r, n), k_pool, v_pool, table, step_rows,
-                                    angles, near, nullptr, center, a.rope_mode, LCTX_SCORE_LAST, lctx_hadamard_of(a)));
+        stored.push_back(lctx_store(ctx, lctx_tokens_of(ctx, k, r, n), lctx_tokens_of(ctx, v, r, n), k_pool, v_pool,
+                                    table, step_rows, angles, near, nullptr, center, a.rope_mode, LCTX_SCORE_LAST,
+                                    lctx_hadamard_of(a)));
     }
     ggml_tensor * out = lctx_attend(ctx, q, stored.back(), v_pool, table, segs, angles, near, nullptr, params);
     g.allocate();

@@ -7,9 +7,9 @@ namespace {
 
 void read_rope(lctx_params_args & args, const lctx_graph_run & g, ggml_tensor * x, ggml_tensor * pos) {
     lctx_op_args & a = *args.op;
-    ggml_tensor * node =
-        ggml_rope_multi(g.ctx.get(), x, pos, nullptr, a.rope_dims, args.rope_sections, a.rope_mode, a.rope_n_ctx_orig, a.rope_freq_base,
-                        a.rope_freq_scale, a.rope_ext_factor, a.rope_attn_factor, a.rope_beta_fast, a.rope_beta_slow);
+    ggml_tensor * node = ggml_rope_multi(g.ctx.get(), x, pos, nullptr, a.rope_dims, args.rope_sections, a.rope_mode,
+                                         a.rope_n_ctx_orig, a.rope_freq_base, a.rope_freq_scale, a.rope_ext_factor,
+                                         a.rope_attn_factor, a.rope_beta_fast, a.rope_beta_slow);
     const auto [rope, sections, offset] = lctx_rope_params_of(ggml_rope_set_offset(node, args.rope_offset));
     a.rope_mode = rope.mode, a.rope_dims = rope.n_dims, a.rope_n_ctx_orig = rope.n_ctx_orig;
     a.rope_freq_base = rope.freq_base, a.rope_freq_scale = rope.freq_scale;
@@ -40,7 +40,8 @@ void run(lctx_params_args & a) {
     lctx_require(0 <= a.concat_dim && a.concat_dim < GGML_MAX_DIMS, "concat_dim must be 0 .. 3");
     const int32_t mode = a.op->rope_mode, n_dims = a.op->rope_dims;
     lctx_require((mode & GGML_ROPE_TYPE_MROPE) && mode != GGML_ROPE_TYPE_VISION, "rope_mode must be one with sections");
-    lctx_require(n_dims > 0 && n_dims % 2 == 0 && a.rope_offset >= 0, "rope_dims must be even, and rope_offset not negative");
+    lctx_require(n_dims > 0 && n_dims % 2 == 0 && a.rope_offset >= 0,
+                 "rope_dims must be even, and rope_offset not negative");
     lctx_graph_run g(lctx_backend_of(nullptr, 1), 16);
     ggml_tensor * x = g.tensor(GGML_TYPE_F32, n_dims, 2, 3);
     ggml_tensor * ids = g.tensor(GGML_TYPE_I32, 2, 3);

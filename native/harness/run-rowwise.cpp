@@ -9,7 +9,8 @@ void run(lctx_rowwise_args & a) {
     lctx_graph_run g(lctx_backend_of(nullptr, a.n_threads), 3);
     ggml_tensor * rows = g.tensor(GGML_TYPE_F32, a.n, a.n_rows);
     ggml_tensor * others = g.tensor(GGML_TYPE_F32, a.is_gate ? a.n : 1, a.n_rows);
-    ggml_tensor * out = a.is_gate ? ggml_swiglu_oai(g.ctx.get(), rows, others, a.alpha, a.limit) : ggml_mul(g.ctx.get(), rows, others);
+    ggml_tensor * out =
+        a.is_gate ? ggml_swiglu_oai(g.ctx.get(), rows, others, a.alpha, a.limit) : ggml_mul(g.ctx.get(), rows, others);
     g.allocate();
     lctx_fill(rows, a.a);
     lctx_fill(others, a.b);

@@ -1,4 +1,5 @@
-// lctx_step_run: the sub-ops of one ubatch at the end of a layer that holds many rows, each timed by itself. For bench and tests.
+// lctx_step_run: the sub-ops of one ubatch at the end of a layer that holds many rows, each timed by itself. For bench
+// and tests.
 #include "attend-cost.h"
 #include "roofline.h"
 
@@ -6,15 +7,18 @@ namespace {
 
 constexpr int32_t N_FILL = 1024;
 // Of *summarize* and *index*, a choice of chunks has one.
-constexpr lctx_op SUB_OP[LCTX_N_STEP_OP] = {LCTX_OP_STORE, LCTX_OP_SUMMARIZE, LCTX_OP_SELECT, LCTX_OP_ATTEND, LCTX_OP_VOTE, LCTX_OP_EVICT};
+constexpr lctx_op SUB_OP[LCTX_N_STEP_OP] = {LCTX_OP_STORE,  LCTX_OP_SUMMARIZE, LCTX_OP_SELECT,
+                                            LCTX_OP_ATTEND, LCTX_OP_VOTE,      LCTX_OP_EVICT};
 
 void check(const lctx_step_run_args & args) {
-    lctx_require(args.op && args.method && args.times && args.op->k && args.op->v && args.op->q && args.op->out, "an array is missing");
+    lctx_require(args.op && args.method && args.times && args.op->k && args.op->v && args.op->q && args.op->out,
+                 "an array is missing");
     lctx_check_shapes(*args.op);
     lctx_require(args.op->n_tokens <= args.op->n_rows, "n_tokens must be at most n_rows: the step is the last rows");
     lctx_require(args.n_ctx_train > 0 && args.op->n_repeat > 0, "n_ctx_train and n_repeat must be positive");
-    lctx_require(0 <= args.held_fraction && args.held_fraction <= 1 && 0 <= args.open_fraction && args.open_fraction <= 1,
-                 "a fraction is from 0 to 1");
+    lctx_require(
+        0 <= args.held_fraction && args.held_fraction <= 1 && 0 <= args.open_fraction && args.open_fraction <= 1,
+        "a fraction is from 0 to 1");
 }
 
 void check_step(const lctx_step_run_args & args, const lctx_method & method, int32_t n_past) {
@@ -22,8 +26,10 @@ void check_step(const lctx_step_run_args & args, const lctx_method & method, int
     lctx_require(!c || !c->by_attention() || args.fill_q || n_past == 0, "representation=attention needs fill_q");
     if (const lctx_retain * r = method.retain()) {
         const int32_t most = r->border(n_past) + 1 - n_past;
-        lctx_require(args.op->n_tokens <= most,
-                     ("no ubatch crosses a border of evict_every rows: n_tokens is at most " + std::to_string(most) + " there").c_str());
+        lctx_require(
+            args.op->n_tokens <= most,
+            ("no ubatch crosses a border of evict_every rows: n_tokens is at most " + std::to_string(most) + " there")
+                .c_str());
     }
 }
 
@@ -124,7 +130,10 @@ struct step_layer {
 class step_layers {
   public:
     step_layers(lctx_step_run_args & args, const lctx_method & method)
-        : args_(args), backend_(lctx_backend_of(args.op->device, args.op->n_threads)), scratch_(backend_), cool_(*args.op) {
+        : args_(args),
+          backend_(lctx_backend_of(args.op->device, args.op->n_threads)),
+          scratch_(backend_),
+          cool_(*args.op) {
         for (int32_t i = 0; i < std::max(1, args.op->n_layer); i++) {
             layers_.push_back(std::make_unique<step_layer>(args, method, backend_));
         }
@@ -203,7 +212,8 @@ void run(lctx_step_run_args & args) {
     check(args);
     lctx_op_args & a = *args.op;
     const int32_t n_past = a.n_rows - a.n_tokens;
-    const auto method = lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k, 0, false, 0});
+    const auto method =
+        lctx_method_create(lctx_method_parse(args.method), {args.n_ctx_train, a.n_rows, a.head_dim_k, 0, false, 0});
     lctx_check_method(a, *method);
     check_step(args, *method, n_past);
     std::fill_n(args.times, (size_t)LCTX_N_STEP_OP * a.n_repeat, 0.0);
@@ -211,7 +221,8 @@ void run(lctx_step_run_args & args) {
     args.n_held = layers.n_held(n_past);
     layers.run();
     a.scratch_bytes = layers.scratch_bytes();
-    ggml_backend_tensor_get(layers.first().node(LCTX_OP_ATTEND), a.out, 0, (size_t)a.n_tokens * a.n_head * a.head_dim_v * sizeof(float));
+    ggml_backend_tensor_get(layers.first().node(LCTX_OP_ATTEND), a.out, 0,
+                            (size_t)a.n_tokens * a.n_head * a.head_dim_v * sizeof(float));
 }
 
 }  // namespace

@@ -30,20 +30,27 @@ template <typename F> int32_t lctx_status_of(F && f, char * err, size_t err_size
 // Shapes, types and RoPE; the arrays are the caller's business.
 inline void lctx_check_shapes(const lctx_op_args & a) {
     lctx_require(lctx_is_kv_type(a.type_k) && lctx_is_kv_type(a.type_v), "type_k or type_v is not a KV type");
-    lctx_require(a.rope_mode == GGML_ROPE_TYPE_NORMAL || a.rope_mode == GGML_ROPE_TYPE_NEOX, "rope_mode must be NORM or NEOX");
+    lctx_require(a.rope_mode == GGML_ROPE_TYPE_NORMAL || a.rope_mode == GGML_ROPE_TYPE_NEOX,
+                 "rope_mode must be NORM or NEOX");
     lctx_require(a.head_dim_k > 0 && a.head_dim_v > 0 && a.n_head_kv > 0 && a.n_head > 0, "sizes must be positive");
     lctx_require(a.n_head % a.n_head_kv == 0, "n_head must be a multiple of n_head_kv");
     lctx_require(a.n_rows > 0 && a.n_tokens > 0 && a.n_threads > 0, "sizes must be positive");
     lctx_require(a.n_layer >= 0, "n_layer must not be negative");
-    lctx_require(a.rope_dims > 0 && a.rope_dims % 2 == 0 && a.rope_dims <= a.head_dim_k, "rope_dims must be even and at most head_dim_k");
-    lctx_require(a.head_dim_k % ggml_blck_size((ggml_type)a.type_k) == 0, "head_dim_k is not a multiple of the K block");
-    lctx_require(a.head_dim_v % ggml_blck_size((ggml_type)a.type_v) == 0, "head_dim_v is not a multiple of the V block");
-    lctx_require(lctx_hadamard::fits(std::max(0, a.hadamard_k), a.head_dim_k), "hadamard_k must be 32, 64, ... and divide head_dim_k");
-    lctx_require(lctx_hadamard::fits(std::max(0, a.hadamard_v), a.head_dim_v), "hadamard_v must be 32, 64, ... and divide head_dim_v");
+    lctx_require(a.rope_dims > 0 && a.rope_dims % 2 == 0 && a.rope_dims <= a.head_dim_k,
+                 "rope_dims must be even and at most head_dim_k");
+    lctx_require(a.head_dim_k % ggml_blck_size((ggml_type)a.type_k) == 0,
+                 "head_dim_k is not a multiple of the K block");
+    lctx_require(a.head_dim_v % ggml_blck_size((ggml_type)a.type_v) == 0,
+                 "head_dim_v is not a multiple of the V block");
+    lctx_require(lctx_hadamard::fits(std::max(0, a.hadamard_k), a.head_dim_k),
+                 "hadamard_k must be 32, 64, ... and divide head_dim_k");
+    lctx_require(lctx_hadamard::fits(std::max(0, a.hadamard_v), a.head_dim_v),
+                 "hadamard_v must be 32, 64, ... and divide head_dim_v");
 }
 
 inline lctx_hadamard lctx_hadamard_of(const lctx_op_args & a) {
-    const lctx_hadamard stored = lctx_hadamard_of((ggml_type)a.type_k, a.head_dim_k, (ggml_type)a.type_v, a.head_dim_v, -1);
+    const lctx_hadamard stored =
+        lctx_hadamard_of((ggml_type)a.type_k, a.head_dim_k, (ggml_type)a.type_v, a.head_dim_v, -1);
     return {a.hadamard_k < 0 ? stored.k : (uint16_t)a.hadamard_k, a.hadamard_v < 0 ? stored.v : (uint16_t)a.hadamard_v};
 }
 
@@ -137,8 +144,8 @@ inline void lctx_fill(ggml_tensor * t, const void * data) {
     ggml_backend_tensor_set(t, data, 0, ggml_nbytes(t));
 }
 
-// pages[head][block] in an order that depends on the seed, so that nothing works by luck; seed 0: as a memory hands them out to a
-// prompt, in runs of eight per head.
+// pages[head][block] in an order that depends on the seed, so that nothing works by luck; seed 0: as a memory hands
+// them out to a prompt, in runs of eight per head.
 inline std::vector<int32_t> lctx_shuffled_pages(const lctx_op_args & a, int32_t n_block) {
     constexpr int32_t RUN = 512 / LCTX_PAGE_ROWS;
     std::vector<int32_t> pages((size_t)n_block * a.n_head_kv);

@@ -7,7 +7,8 @@
 namespace {
 
 // cos and sin of positions, [n][n_dims], as lctx_angles computes them on the CPU.
-std::vector<float> angles_at(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions) {
+std::vector<float> angles_at(const lctx_rope & rope, const std::vector<float> & factors,
+                             const std::vector<int32_t> & positions) {
     const ggml_context_ptr ctx(ggml_init({8 * ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, true}));
     ggml_tensor * pos = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, (int64_t)positions.size());
     ggml_tensor * given = factors.empty() ? nullptr : ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, rope.n_dims / 2);
@@ -43,7 +44,8 @@ std::vector<float> lctx_factors_of(const std::vector<float> & still, const ggml_
     return factors;
 }
 
-std::vector<float> lctx_mean_angles(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions) {
+std::vector<float> lctx_mean_angles(const lctx_rope & rope, const std::vector<float> & factors,
+                                    const std::vector<int32_t> & positions) {
     const std::vector<float> angles = angles_at(rope, factors, positions);
     std::vector<float> means(rope.n_dims);
     for (size_t i = 0; i < means.size(); i++) {

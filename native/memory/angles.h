@@ -9,4 +9,5 @@
 std::vector<float> lctx_factors_of(const std::vector<float> & still, const ggml_tensor * freq_factors, int32_t n_pair);
 
 // Means of cos and sin over positions, [n_dims]. factors: of frequencies, or empty.
-std::vector<float> lctx_mean_angles(const lctx_rope & rope, const std::vector<float> & factors, const std::vector<int32_t> & positions);
+std::vector<float> lctx_mean_angles(const lctx_rope & rope, const std::vector<float> & factors,
+                                    const std::vector<int32_t> & positions);

@@ -36,12 +36,15 @@ class host_arena : public lctx_arena {
             return nullptr;
         }
 #ifdef MADV_HUGEPAGE
-        madvise(data, size, shrinks ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);  // a huge page stays while any part of it is in use
+        madvise(data, size,
+                shrinks ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);  // a huge page stays while any part of it is in use
 #endif
         return (char *)data;
     }
 
-    host_arena(char * data, size_t size) : data_(data), size_(size) { buffer_.reset(ggml_backend_cpu_buffer_from_ptr(data, size)); }
+    host_arena(char * data, size_t size) : data_(data), size_(size) {
+        buffer_.reset(ggml_backend_cpu_buffer_from_ptr(data, size));
+    }
 
     void give_back(size_t from, size_t end) override {
         const size_t mask = system_page() - 1, first = (from + mask) & ~mask, last = end & ~mask;
@@ -63,7 +66,8 @@ class strict_arena final : public host_arena {
     bool commits() const override { return true; }
 
     bool commit(size_t from, size_t end) override {
-        return grains_.commit(from, end, [&](size_t first, size_t last) { return protect(first, last, PROT_READ | PROT_WRITE); });
+        return grains_.commit(from, end,
+                              [&](size_t first, size_t last) { return protect(first, last, PROT_READ | PROT_WRITE); });
     }
 
     void give_back(size_t from, size_t end) override {
@@ -76,7 +80,9 @@ class strict_arena final : public host_arena {
     uint64_t committed() const override { return grains_.committed(); }
 
   private:
-    bool protect(size_t from, size_t end, int protection) { return mprotect(data_ + from, end - from, protection) == 0; }
+    bool protect(size_t from, size_t end, int protection) {
+        return mprotect(data_ + from, end - from, protection) == 0;
+    }
 
     lctx_grains grains_;
 };

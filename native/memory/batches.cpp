@@ -34,10 +34,10 @@ std::vector<llama_ubatch> lctx_context_memory::split(llama_batch_allocr & balloc
     return ubatches;
 }
 
-// As many tokens of every sequence that the ubatch takes: those that llama.cpp will choose, up to the nearest of their borders. None, and
-// what is wrong, when it has chosen others.
-std::vector<llama_ubatch> lctx_context_memory::split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence,
-                                                           std::string & wrong) const {
+// As many tokens of every sequence that the ubatch takes: those that llama.cpp will choose, up to the nearest of their
+// borders. None, and what is wrong, when it has chosen others.
+std::vector<llama_ubatch> lctx_context_memory::split_equal(llama_batch_allocr & balloc, int32_t n_ubatch,
+                                                           bool one_sequence, std::string & wrong) const {
     const llama_batch & batch = balloc.get_batch();
     std::vector<int32_t> next = cache_->sequences().lengths();
     std::vector<llama_ubatch> ubatches;
@@ -53,8 +53,9 @@ std::vector<llama_ubatch> lctx_context_memory::split_equal(llama_batch_allocr & 
             }
         }
         const auto n = (uint32_t)std::min<int64_t>(n_ubatch, (int64_t)n_each * n_seq);
-        llama_ubatch ubatch =
-            one_sequence ? balloc.split_seq(n) : balloc.split_equal(n, foreign_->splits_sequential(), foreign_->n_keep_tail());
+        llama_ubatch ubatch = one_sequence
+                                  ? balloc.split_seq(n)
+                                  : balloc.split_equal(n, foreign_->splits_sequential(), foreign_->n_keep_tail());
         if (ubatch.n_tokens == 0) {
             return {};
         }
@@ -70,7 +71,8 @@ std::vector<llama_ubatch> lctx_context_memory::split_equal(llama_batch_allocr & 
     return ubatches;
 }
 
-llama_memory_context_ptr lctx_context_memory::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
+llama_memory_context_ptr lctx_context_memory::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch,
+                                                         bool embd_all) {
     llama_memory_status status;
     std::string wrong = cache_->admit(balloc.get_batch(), status);
     if (wrong.empty()) {
@@ -79,14 +81,16 @@ llama_memory_context_ptr lctx_context_memory::init_batch(llama_batch_allocr & ba
             return std::make_unique<lctx_batch_context>(*cache_, split(balloc, (int32_t)n_ubatch));
         }
         const bool one_sequence = foreign_->splits_by_sequence(embd_all);
-        const std::vector<llama_ubatch> ubatches =
-            foreign_->splits_equal() ? split_equal(balloc, (int32_t)n_ubatch, one_sequence, wrong) : split(balloc, (int32_t)n_ubatch);
+        const std::vector<llama_ubatch> ubatches = foreign_->splits_equal()
+                                                       ? split_equal(balloc, (int32_t)n_ubatch, one_sequence, wrong)
+                                                       : split(balloc, (int32_t)n_ubatch);
         llama_memory_context_ptr joint = ubatches.empty() ? nullptr : foreign_->batch(*cache_, ubatches);
         if (joint) {
             return joint;
         }
         status = LLAMA_MEMORY_STATUS_FAILED_PREPARE;
-        wrong = wrong.empty() ? "the memory of windows or recurrent states has no room for the batch: remove a sequence" : wrong;
+        wrong = wrong.empty() ? "the memory of windows or recurrent states has no room for the batch: remove a sequence"
+                              : wrong;
     }
     LLAMA_LOG_WARN("lctx: %s\n", wrong.c_str());
     cache_->refuse(wrong);
@@ -94,7 +98,8 @@ llama_memory_context_ptr lctx_context_memory::init_batch(llama_batch_allocr & ba
 }
 
 llama_memory_context_ptr lctx_context_memory::init_full() {
-    return foreign_ ? foreign_->full(*cache_) : std::make_unique<lctx_batch_context>(*cache_, std::vector<llama_ubatch>());
+    return foreign_ ? foreign_->full(*cache_)
+                    : std::make_unique<lctx_batch_context>(*cache_, std::vector<llama_ubatch>());
 }
 
 llama_memory_context_ptr lctx_context_memory::init_update(llama_context * lctx, bool optimize) {

@@ -24,8 +24,8 @@ template <typename F> void lctx_blocks::each_block(int32_t seq, F && f) const {
     });
 }
 
-// Pages that the sequences take to grow to n_pos rows each: new ones, and copies of shared ones that they would write to, of all where
-// heads evict on the way. The last owner of a page needs no copy.
+// Pages that the sequences take to grow to n_pos rows each: new ones, and copies of shared ones that they would write
+// to, of all where heads evict on the way. The last owner of a page needs no copy.
 int32_t lctx_blocks::pages_needed(const lctx_device_store & store, const std::vector<int32_t> & n_pos) const {
     int64_t n = 0;
     std::map<int32_t, int32_t> writers;
@@ -36,8 +36,8 @@ int32_t lctx_blocks::pages_needed(const lctx_device_store & store, const std::ve
             const int32_t now = store.n_cell(seq, head, s.n_pos), then = store.n_cell(seq, head, n_pos[seq]);
             const int32_t n_held = n_block(now) - n_dead(seq);
             n += std::max(0, std::min(n_held + n_block(then) - n_block(now), most) - n_held);
-            for (int32_t block = seqs_.evicts_before(seq, n_pos[seq]) ? 0 : now / LCTX_PAGE_ROWS; s.shares && block < n_block(now);
-                 block++) {
+            for (int32_t block = seqs_.evicts_before(seq, n_pos[seq]) ? 0 : now / LCTX_PAGE_ROWS;
+                 s.shares && block < n_block(now); block++) {
                 const int32_t page = store.page(seq, head, block);
                 n += page >= 0 && store.pages().is_shared(page) && writers[page]++ < store.pages().n_owner(page) - 1;
             }
@@ -51,8 +51,8 @@ std::string lctx_blocks::why_no_room(const std::vector<int32_t> & n_pos) const {
     for (int32_t seq = 0; seq < seqs_.size(); seq++) {
         const int32_t n_used = seqs_.n_pos(seq);
         if (n_pos[seq] > n_ctx) {
-            return std::to_string(n_pos[seq] - n_used) + " more tokens do not fit: " + std::to_string(n_used) + " of n_ctx " +
-                   std::to_string(n_ctx) + " are used";
+            return std::to_string(n_pos[seq] - n_used) + " more tokens do not fit: " + std::to_string(n_used) +
+                   " of n_ctx " + std::to_string(n_ctx) + " are used";
         }
     }
     int64_t n_need = 0;
@@ -80,7 +80,9 @@ std::string lctx_blocks::promise(const std::vector<int32_t> & n_pos) const {
 void lctx_blocks::drop_dead(int32_t seq) {
     lctx_sequence & s = seqs_[seq];
     const int32_t first = seqs_.first_live(s.n_pos), first_kept = std::max(n_block(s.first_live), first_dead());
-    placement_.each_head([&](lctx_device_store & store, int32_t head) { store.drop_pages(seq, head, first_kept, first / LCTX_PAGE_ROWS); });
+    placement_.each_head([&](lctx_device_store & store, int32_t head) {
+        store.drop_pages(seq, head, first_kept, first / LCTX_PAGE_ROWS);
+    });
     s.first_live = std::max(s.first_live, first);
 }
 
@@ -133,8 +135,9 @@ std::string lctx_blocks::own_all(int32_t seq) {
     if (!why.empty()) {
         return why;
     }
-    each_block(seq,
-               [&](lctx_device_store & store, int32_t head, int32_t block) { why = why.empty() ? store.own_page(seq, head, block) : why; });
+    each_block(seq, [&](lctx_device_store & store, int32_t head, int32_t block) {
+        why = why.empty() ? store.own_page(seq, head, block) : why;
+    });
     seqs_[seq].shares = !why.empty();
     return why;
 }
@@ -147,7 +150,9 @@ std::string lctx_blocks::why_unsound() const {
         each_block(seq, [&](lctx_device_store & store, int32_t head, int32_t block) {
             const int32_t page = store.page(seq, head, block);
             why = (page < 0) == is_dead(block, s.first_live) ? why : "a block has no page, or one that is dead has";
-            why = page < 0 || s.shares || !store.pages().is_shared(page) ? why : "a page has owners that the sequence does not know";
+            why = page < 0 || s.shares || !store.pages().is_shared(page)
+                      ? why
+                      : "a page has owners that the sequence does not know";
             n_owner[&store][page]++;
         });
         placement_.each_head([&](const lctx_device_store & store, int32_t head) {

@@ -63,7 +63,9 @@ class lctx_blocks {
 
   private:
     static int32_t n_block(int32_t n_rows) { return lctx_kv_shape::n_block(n_rows); }
-    bool is_dead(int32_t block, int32_t first_live) const { return block >= first_dead() && (block + 1) * LCTX_PAGE_ROWS <= first_live; }
+    bool is_dead(int32_t block, int32_t first_live) const {
+        return block >= first_dead() && (block + 1) * LCTX_PAGE_ROWS <= first_live;
+    }
     template <typename F> void each_new(int32_t seq, const lctx_growth & by, F && f) const;
     template <typename F> void each_block(int32_t seq, F && f) const;
     int64_t n_held_page() const;

@@ -39,8 +39,8 @@ std::vector<int32_t> divide_budget(std::vector<lctx_contender> & heads, int64_t 
 
 }  // namespace
 
-lctx_contender::lctx_contender(const lctx_retain & retain, int32_t chunk_size, int32_t p, const int32_t * rows, const int32_t * scores,
-                               int32_t n_held) {
+lctx_contender::lctx_contender(const lctx_retain & retain, int32_t chunk_size, int32_t p, const int32_t * rows,
+                               const int32_t * scores, int32_t n_held) {
     const auto n_old = (int32_t)(std::lower_bound(rows, rows + n_held, retain.first_safe(p, chunk_size)) - rows);
     for (int32_t i = 0; i < n_old; i++) {
         keys.push_back((uint64_t)lctx_held::rank(retain.score, scores[i]) << 32 | (uint32_t)rows[i]);

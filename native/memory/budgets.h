@@ -1,4 +1,5 @@
-// Budgets of heads that keep their best rows together (AdaKV, arXiv 2407.11550; KVzip, arXiv 2505.23416): how many each of them keeps.
+// Budgets of heads that keep their best rows together (AdaKV, arXiv 2407.11550; KVzip, arXiv 2505.23416): how many each
+// of them keeps.
 #pragma once
 
 #include "../ops/retain.h"
@@ -8,11 +9,13 @@
 
 // A head that is about to evict.
 struct lctx_contender {
-    std::vector<uint64_t> keys;  // of the rows that may leave: larger for a better score, of equal ones for the newer row
-    int32_t n_safe;              // rows that stay whatever their score
+    std::vector<uint64_t>
+        keys;        // of the rows that may leave: larger for a better score, of equal ones for the newer row
+    int32_t n_safe;  // rows that stay whatever their score
 
     // After row p. rows, scores: [n_held]; chunk_size: 0 or that of the chunks.
-    lctx_contender(const lctx_retain & retain, int32_t chunk_size, int32_t p, const int32_t * rows, const int32_t * scores, int32_t n_held);
+    lctx_contender(const lctx_retain & retain, int32_t chunk_size, int32_t p, const int32_t * rows,
+                   const int32_t * scores, int32_t n_held);
 };
 
 // Return how many rows each head keeps of a text of n_row rows, of which the heads together keep a fraction: those that

@@ -5,7 +5,8 @@
 
 namespace {
 
-// Positions over which the bias is averaged: longer texts differ in channels that turn slowly, shorter ones in hardly any.
+// Positions over which the bias is averaged: longer texts differ in channels that turn slowly, shorter ones in hardly
+// any.
 constexpr int32_t FARTHEST = 8192, STEP = 8;
 
 std::vector<int32_t> averaged_positions() {
@@ -17,7 +18,8 @@ std::vector<int32_t> averaged_positions() {
 }
 
 // A bias of heads of head_dim channels, rotated by means of cos and sin, [n_dims].
-std::vector<float> rotated_bias(const std::vector<float> & bias, int32_t head_dim, const std::vector<float> & mean, int32_t mode) {
+std::vector<float> rotated_bias(const std::vector<float> & bias, int32_t head_dim, const std::vector<float> & mean,
+                                int32_t mode) {
     const int32_t n_dims = (int32_t)mean.size(), half = n_dims / 2;
     const bool neox = mode == GGML_ROPE_TYPE_NEOX;
     std::vector<float> rotated = bias;  // channels from n_dims on stay
@@ -35,7 +37,8 @@ std::vector<float> rotated_bias(const std::vector<float> & bias, int32_t head_di
 }  // namespace
 
 ggml_tensor * lctx_centers::of(const lctx_device_store & store, int32_t il, const ggml_tensor * bias, int32_t head_dim,
-                               const lctx_rope & rope, const std::vector<float> & still, const ggml_tensor * freq_factors) {
+                               const lctx_rope & rope, const std::vector<float> & still,
+                               const ggml_tensor * freq_factors) {
     const auto known = entries_.find(il);
     if (known != entries_.end()) {
         return known->second.center;
@@ -51,7 +54,8 @@ ggml_tensor * lctx_centers::of(const lctx_device_store & store, int32_t il, cons
         std::vector<float> values(ggml_nelements(bias));
         ggml_backend_tensor_get(bias, values.data(), 0, ggml_nbytes(bias));
         const std::vector<float> factors = lctx_factors_of(still, freq_factors, rope.n_dims / 2);
-        const std::vector<float> center = rotated_bias(values, head_dim, lctx_mean_angles(rope, factors, averaged_positions()), rope.mode);
+        const std::vector<float> center =
+            rotated_bias(values, head_dim, lctx_mean_angles(rope, factors, averaged_positions()), rope.mode);
         ggml_backend_tensor_set(e.center, center.data(), 0, ggml_nbytes(e.center));
     }
     return entries_.emplace(il, std::move(e)).first->second.center;

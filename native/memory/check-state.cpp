@@ -34,16 +34,21 @@ void require(bool ok, const char * reason) {
 
 class checker {
   public:
-    checker(llama_io_read_i & io, const llama_hparams & hparams, const lctx_state_kind & kind, std::vector<uint8_t> * bytes)
+    checker(llama_io_read_i & io, const llama_hparams & hparams, const lctx_state_kind & kind,
+            std::vector<uint8_t> * bytes)
         : io_(io), hparams_(hparams), kind_(kind), bytes_(bytes) {}
 
-    void kv(const llama_kv_cache & memory) { cache(memory, hparams_.n_pos_per_embd() > 1 || hparams_.ple_n_heads > 0, hparams_.is_mla()); }
+    void kv(const llama_kv_cache & memory) {
+        cache(memory, hparams_.n_pos_per_embd() > 1 || hparams_.ple_n_heads > 0, hparams_.is_mla());
+    }
 
     // Keys alone, without values: of an indexer.
     void keys(const llama_kv_cache & memory) { cache(memory, hparams_.ple_n_heads > 0, true); }
 
     // The part that was read last has its rows where another has them: what an indexer selects are numbers of cells.
-    void same(const std::vector<int32_t> & cells) const { require(cells == cells_, "its parts hold different positions"); }
+    void same(const std::vector<int32_t> & cells) const {
+        require(cells == cells_, "its parts hold different positions");
+    }
 
     void cache(const llama_kv_cache & memory, bool has_ext, bool keys_only) {
         const uint32_t n_stream = memory.get_n_stream();
@@ -142,7 +147,8 @@ class checker {
 
     // A cell and the sequences that it names, ascending; of one stream, those that it has.
     void cell(int32_t pos, uint32_t n_seq, uint32_t most, int32_t stream, ends & ends) {
-        require(n_seq >= 1 && n_seq <= (kind_.seq >= 0 || stream >= 0 ? 1 : most), "a cell belongs to no sequence, or to too many");
+        require(n_seq >= 1 && n_seq <= (kind_.seq >= 0 || stream >= 0 ? 1 : most),
+                "a cell belongs to no sequence, or to too many");
         for (int32_t i = 0, last = -1; i < (int32_t)n_seq; i++) {
             const auto seq = get<int32_t>();
             require(kind_.seq >= 0 || (seq > last && seq < (int32_t)most && (stream < 0 || seq == stream)),
@@ -173,10 +179,11 @@ class checker {
         }
     }
 
-    // n rows, by pieces: nothing is taken for bytes that are not there. A NaN would outlive its row: llama.cpp multiplies masked values by
-    // 0.
+    // n rows, by pieces: nothing is taken for bytes that are not there. A NaN would outlive its row: llama.cpp
+    // multiplies masked values by 0.
     void rows(int32_t type, uint64_t row_size, uint64_t n) {
-        require(type >= 0 && type < GGML_TYPE_COUNT && ggml_type_size((ggml_type)type) > 0 && row_size < MAX_ROW && n < MAX_ROW,
+        require(type >= 0 && type < GGML_TYPE_COUNT && ggml_type_size((ggml_type)type) > 0 && row_size < MAX_ROW &&
+                    n < MAX_ROW,
                 "its rows have another type or size");
         const uint64_t most = PIECE / ggml_type_size((ggml_type)type) * ggml_type_size((ggml_type)type);
         uint8_t piece[PIECE];
@@ -289,7 +296,8 @@ void check_compressed(checker & check, const llama_kv_cache_dsv4 & memory) {
     for (const llama_kv_cache * kv : {memory.get_csa(), memory.get_hca(), memory.get_lid()}) {
         check.compressed(*kv);
     }
-    for (const llama_dsv4_comp_state * state : {memory.get_csa_state(), memory.get_hca_state(), memory.get_lid_state()}) {
+    for (const llama_dsv4_comp_state * state :
+         {memory.get_csa_state(), memory.get_hca_state(), memory.get_lid_state()}) {
         check.compressor(*state);
     }
 }
@@ -337,8 +345,8 @@ void check_memory(checker & check, const llama_memory_i & memory, bool is_partia
 
 }  // namespace
 
-void lctx_check_state(llama_io_read_i & io, const llama_memory_i & memory, const llama_hparams & hparams, const lctx_state_kind & kind,
-                      std::vector<uint8_t> * bytes) {
+void lctx_check_state(llama_io_read_i & io, const llama_memory_i & memory, const llama_hparams & hparams,
+                      const lctx_state_kind & kind, std::vector<uint8_t> * bytes) {
     checker check(io, hparams, kind, bytes);
     check_memory(check, memory, (kind.flags & LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) != 0);
 }

@@ -1,5 +1,5 @@
-// Compression of a text: queries vote, those of a replay that is taken back (KVzip, arXiv 2505.23416) or the last ones of the text
-// (SnapKV, arXiv 2404.14469), and the heads evict once.
+// Compression of a text: queries vote, those of a replay that is taken back (KVzip, arXiv 2505.23416) or the last ones
+// of the text (SnapKV, arXiv 2404.14469), and the heads evict once.
 #include "budgets.h"
 #include "kv-cache.h"
 
@@ -12,19 +12,21 @@ int32_t chunk_size(const lctx_chunks * chunks) {
 }
 
 // Add for each of the heads [first, first + n) of a store the entries that it may evict at the end of a sequence.
-void add_contenders(const lctx_cache_parts & parts, lctx_device_store & store, int32_t seq, const lctx_layer_heads & heads,
-                    std::vector<lctx_contender> & contenders) {
+void add_contenders(const lctx_cache_parts & parts, lctx_device_store & store, int32_t seq,
+                    const lctx_layer_heads & heads, std::vector<lctx_contender> & contenders) {
     const int32_t n_pos = parts.seqs.n_pos(seq);
     for (int32_t head = heads.first; head < heads.first + heads.n; head++) {
         const int32_t n = store.n_cell(seq, head, n_pos);
         std::vector<int32_t> rows(n), scores(n);
         store.read(store.held, store.held_offset(seq, head, 0), rows.data(), n * sizeof(int32_t));
         store.read(store.held, store.held_offset(seq, head, 1), scores.data(), n * sizeof(int32_t));
-        contenders.emplace_back(*parts.placement.retain(), chunk_size(parts.placement.chunks()), n_pos - 1, rows.data(), scores.data(), n);
+        contenders.emplace_back(*parts.placement.retain(), chunk_size(parts.placement.chunks()), n_pos - 1, rows.data(),
+                                scores.data(), n);
     }
 }
 
-// The scores of the first n rows of a head become sums over `pool` neighbors, so that what is around an important row stays with it.
+// The scores of the first n rows of a head become sums over `pool` neighbors, so that what is around an important row
+// stays with it.
 void pool_scores(lctx_device_store & store, int32_t seq, int32_t head, int32_t n, int32_t pool) {
     std::vector<int32_t> scores(n);
     store.read(store.held, store.held_offset(seq, head, 1), scores.data(), n * sizeof(int32_t));
@@ -60,7 +62,8 @@ std::string lctx_kv_cache::why_not_compress(int32_t seq) const {
         return broken_;
     }
     if (!method_->retain() || !method_->retain()->waits()) {
-        return method_->full_spec() + " does not compress a text that was read: that is for a rule that waits for it, kvzip or snapkv";
+        return method_->full_spec() +
+               " does not compress a text that was read: that is for a rule that waits for it, kvzip or snapkv";
     }
     return parts_.seqs.n_pos(seq) == 0 ? "there is no text to compress" : "";
 }
@@ -72,7 +75,8 @@ int32_t lctx_kv_cache::begin_replay(int32_t seq) {
     }
     lctx_sequence & s = parts_.seqs[seq];
     parts_.placement.each_head([&](lctx_device_store & store, int32_t head) {
-        const std::vector<int32_t> none(store.n_cell(seq, head, s.n_pos), lctx_held::first_score(method_->retain()->score));
+        const std::vector<int32_t> none(store.n_cell(seq, head, s.n_pos),
+                                        lctx_held::first_score(method_->retain()->score));
         store.write(store.held, store.held_offset(seq, head, 1), none.data(), none.size() * sizeof(int32_t));
     });
     end_replay(seq);
@@ -92,7 +96,8 @@ void lctx_kv_cache::end_replay(int32_t seq) {
 bool lctx_kv_cache::replay_piece(int32_t seq, int32_t first, int32_t end) {
     lctx_sequence & s = parts_.seqs[seq];
     if (s.replay_from == INT32_MAX || first < 0 || first >= end || end > s.replay_from) {
-        throw lctx_refusal("rows [" + std::to_string(first) + ", " + std::to_string(end) + ") are not part of a text that is replayed");
+        throw lctx_refusal("rows [" + std::to_string(first) + ", " + std::to_string(end) +
+                           ") are not part of a text that is replayed");
     }
     if (!method_->reads_pieces()) {
         return false;
@@ -125,7 +130,8 @@ bool lctx_kv_cache::compress(int32_t seq, double fraction) {
     }
     const std::vector<int32_t> budgets = lctx_text_budgets(contenders, fraction, n_pos);
     size_t i = 0;
-    parts_.placement.each_head([&](lctx_device_store & store, int32_t head) { store.budget(seq, head) = budgets[i++]; });
+    parts_.placement.each_head(
+        [&](lctx_device_store & store, int32_t head) { store.budget(seq, head) = budgets[i++]; });
     end_replay(seq);
     return settle({seq});
 }

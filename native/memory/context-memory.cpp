@@ -16,8 +16,8 @@ size_t within_bytes(int32_t n_checkpoint, uint64_t each) {
 
 }  // namespace
 
-lctx_context_memory::lctx_context_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_foreign_memory> foreign,
-                                         int32_t n_checkpoint)
+lctx_context_memory::lctx_context_memory(std::unique_ptr<lctx_kv_cache> cache,
+                                         std::unique_ptr<lctx_foreign_memory> foreign, int32_t n_checkpoint)
     : cache_(std::move(cache)),
       foreign_(std::move(foreign)),
       n_checkpoint_(foreign_ ? within_bytes(n_checkpoint, foreign_bytes()) : 0),
@@ -56,7 +56,8 @@ void lctx_context_memory::empty(int32_t seq) {
     checkpoints_[seq].clear();
 }
 
-// Make dst, whose rows in the cache are there, end at the checkpoint of src; false, and dst is empty, when llama.cpp cannot read it.
+// Make dst, whose rows in the cache are there, end at the checkpoint of src; false, and dst is empty, when llama.cpp
+// cannot read it.
 bool lctx_context_memory::restore(int32_t src, int32_t dst, int32_t p) {
     try {
         foreign_->restore(src, dst, p, *find_checkpoint(src, p)->bytes);
@@ -104,8 +105,8 @@ bool lctx_context_memory::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1
         return true;
     }
     if (p1 >= 0 && p1 < n_pos) {
-        return cache_->refuse("only the end of a sequence can be removed, not positions " + std::to_string(p0) + " .. " +
-                              std::to_string(p1));
+        return cache_->refuse("only the end of a sequence can be removed, not positions " + std::to_string(p0) +
+                              " .. " + std::to_string(p1));
     }
     const std::string why = why_not_back_to(seq_id, p0);
     if (!why.empty()) {
@@ -279,13 +280,15 @@ void lctx_context_memory::slice_read(lctx_state_reader & io, int32_t seq) {
 
 void lctx_context_memory::slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n) {
     if (foreign_) {
-        throw lctx_refusal("windows and recurrent states of a text cannot be placed elsewhere: this model reads it in its place");
+        throw lctx_refusal(
+            "windows and recurrent states of a text cannot be placed elsewhere: this model reads it in its place");
     }
     append(seq, [&] { cache_->slice_insert(io, seq, skip, n); });
 }
 
 bool lctx_context_memory::drop(int32_t seq, int32_t first, int32_t end) {
-    return foreign_ ? cache_->refuse("rows cannot leave the middle of a sequence whose windows or recurrent states have read them")
+    return foreign_ ? cache_->refuse(
+                          "rows cannot leave the middle of a sequence whose windows or recurrent states have read them")
                     : cache_->drop(seq, first, end);
 }
 
@@ -326,7 +329,8 @@ void lctx_context_memory::each_size(const std::function<void(ggml_backend_dev_t,
         ggml_backend_dev_t dev = ggml_backend_buft_get_device(buft);
         lctx_sizes sizes = {};
         sizes.foreign = n;
-        f(dev && !ggml_backend_buft_is_host(buft) ? dev : ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), sizes);
+        f(dev && !ggml_backend_buft_is_host(buft) ? dev : ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU),
+          sizes);
     }
     lctx_sizes checkpoints = {};
     checkpoints.foreign = n_checkpoint_ * foreign_bytes();

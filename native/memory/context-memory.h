@@ -1,8 +1,8 @@
-// The memory of a context with a method, as llama.cpp sees it: it splits batches into ubatches, at the borders where heads evict too,
-// and keeps our KV cache and what stays llama.cpp's own (foreign-memory.h) at the same positions.
+// The memory of a context with a method, as llama.cpp sees it: it splits batches into ubatches, at the borders where
+// heads evict too, and keeps our KV cache and what stays llama.cpp's own (foreign-memory.h) at the same positions.
 //
-// A window or a recurrent state cannot go back. A checkpoint keeps them as they were after some number of tokens of a sequence, in host
-// memory; the rows of our cache are still there, so none of them are copied.
+// A window or a recurrent state cannot go back. A checkpoint keeps them as they were after some number of tokens of a
+// sequence, in host memory; the rows of our cache are still there, so none of them are copied.
 #pragma once
 
 #include "foreign-memory.h"
@@ -14,8 +14,10 @@
 
 class lctx_context_memory final : public llama_memory_i {
   public:
-    // foreign: nullptr when all layers with a memory are in the cache. n_checkpoint: most that a sequence keeps, if their bytes are few.
-    lctx_context_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_foreign_memory> foreign, int32_t n_checkpoint);
+    // foreign: nullptr when all layers with a memory are in the cache. n_checkpoint: most that a sequence keeps, if
+    // their bytes are few.
+    lctx_context_memory(std::unique_ptr<lctx_kv_cache> cache, std::unique_ptr<lctx_foreign_memory> foreign,
+                        int32_t n_checkpoint);
 
     lctx_kv_cache & cache() const { return *cache_; }
     bool has_foreign() const { return foreign_ != nullptr; }
@@ -37,8 +39,8 @@ class lctx_context_memory final : public llama_memory_i {
     void state_write(llama_io_write_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) const override;
     void state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) override;
 
-    // Slices of a sequence, and its windows and recurrent states at its end (slice.h). They throw lctx_refusal; then the sequence ends
-    // where it did, or is empty after read_foreign.
+    // Slices of a sequence, and its windows and recurrent states at its end (slice.h). They throw lctx_refusal; then
+    // the sequence ends where it did, or is empty after read_foreign.
     void slice_read(lctx_state_reader & io, int32_t seq);
     void slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n);
     void write_foreign(llama_io_write_i & io, int32_t seq) const;
@@ -46,9 +48,11 @@ class lctx_context_memory final : public llama_memory_i {
 
     // The longest prefix of at most n tokens that the sequence can be cut back to.
     int32_t restorable(int32_t seq, int32_t n) const;
-    // Make dst the first n_pos tokens of src (all with n_pos < 0); false with the cache's take_error() when that cannot be.
+    // Make dst the first n_pos tokens of src (all with n_pos < 0); false with the cache's take_error() when that cannot
+    // be.
     bool copy(int32_t src, int32_t dst, int32_t n_pos);
-    // Forget rows [first, end) of a sequence; those after them move down. False with the cache's take_error() when that cannot be.
+    // Forget rows [first, end) of a sequence; those after them move down. False with the cache's take_error() when that
+    // cannot be.
     bool drop(int32_t seq, int32_t first, int32_t end);
     // Keep what is needed to come back to the end of a sequence. Nothing, where the cache can go back by itself.
     void checkpoint(int32_t seq);
@@ -67,7 +71,8 @@ class lctx_context_memory final : public llama_memory_i {
     };
 
     std::vector<llama_ubatch> split(llama_batch_allocr & balloc, int32_t n_ubatch) const;
-    std::vector<llama_ubatch> split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence, std::string & wrong) const;
+    std::vector<llama_ubatch> split_equal(llama_batch_allocr & balloc, int32_t n_ubatch, bool one_sequence,
+                                          std::string & wrong) const;
     std::string why_not_back_to(int32_t seq, int32_t p) const;
     const saved * find_checkpoint(int32_t seq, int32_t p) const;
     bool cut(int32_t seq, int32_t p);

@@ -8,7 +8,8 @@
 
 size_t lctx_device_store::held_offset(int32_t seq, int32_t head, int32_t plane) const {
     const size_t index = (size_t)seq * n_head + head, n_header = (size_t)shape_.n_seq * n_head * lctx_held::HEADER;
-    const size_t i = plane < 0 ? index * lctx_held::HEADER : n_header + (index * lctx_held::PLANES + plane) * shape_.n_ctx;
+    const size_t i =
+        plane < 0 ? index * lctx_held::HEADER : n_header + (index * lctx_held::PLANES + plane) * shape_.n_ctx;
     return i * sizeof(int32_t);
 }
 
@@ -41,7 +42,8 @@ void lctx_device_store::forget_evictions(int32_t seq) {
 
 void lctx_device_store::copy_headers(int32_t src, int32_t dst) {
     if (held) {
-        copy(held, held_offset(src, 0, -1), held_offset(dst, 0, -1), (size_t)n_head * lctx_held::HEADER * sizeof(int32_t));
+        copy(held, held_offset(src, 0, -1), held_offset(dst, 0, -1),
+             (size_t)n_head * lctx_held::HEADER * sizeof(int32_t));
     }
 }
 
@@ -50,28 +52,32 @@ void lctx_device_store::take_votes_back(int32_t seq, int32_t n_pos) {
     for (int32_t head = 0; head < n_head; head++) {
         const lctx_held h = {const_cast<int32_t *>(&values[(size_t)head * lctx_held::HEADER]), nullptr, 0};
         if (h.undo_from() == n_pos) {
-            copy(held, held_offset(seq, head, 2), held_offset(seq, head, 1), n_cell(seq, head, n_pos) * sizeof(int32_t));
+            copy(held, held_offset(seq, head, 2), held_offset(seq, head, 1),
+                 n_cell(seq, head, n_pos) * sizeof(int32_t));
         }
     }
 }
 
 ggml_tensor * lctx_evict_layer(ggml_context * ctx, const lctx_layer & layer, ggml_tensor * due, ggml_tensor * budgets,
                                const lctx_retain & retain, const lctx_chunks * chunks) {
-    return lctx_evict(ctx, layer.k_pool, layer.v_pool, layer.table, layer.held, due, budgets, layer.summaries, layer.index, retain,
-                      chunks ? chunks->chunk_size : 0, layer.index ? chunks->key_bits() : 0);
+    return lctx_evict(ctx, layer.k_pool, layer.v_pool, layer.table, layer.held, due, budgets, layer.summaries,
+                      layer.index, retain, chunks ? chunks->chunk_size : 0, layer.index ? chunks->key_bits() : 0);
 }
 
-// One node per layer, on tensors of this store only: it can run whenever nothing else does. The last one gathers the counts.
+// One node per layer, on tensors of this store only: it can run whenever nothing else does. The last one gathers the
+// counts.
 void lctx_device_store::prepare_eviction(int32_t n_threads) {
     const size_t n_node = layers_.size() + 1;
-    evict_ctx_.reset(ggml_init({n_node * 8 * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_node, false), nullptr, true}));
+    evict_ctx_.reset(
+        ggml_init({n_node * 8 * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_node, false), nullptr, true}));
     evict_graph_ = ggml_new_graph_custom(evict_ctx_.get(), n_node, false);
     for (const lctx_layer_heads & heads : layers_) {
         const lctx_layer l = layer(evict_ctx_.get(), heads);
-        ggml_tensor * budgets =
-            budgets_ ? ggml_view_2d(evict_ctx_.get(), budgets_, heads.n, shape_.n_seq, budgets_->nb[1], heads.first * sizeof(int32_t))
-                     : nullptr;
-        lctx_add_node(evict_graph_, lctx_evict_layer(evict_ctx_.get(), l, due_, budgets, *shape_.retain, shape_.chunks));
+        ggml_tensor * budgets = budgets_ ? ggml_view_2d(evict_ctx_.get(), budgets_, heads.n, shape_.n_seq,
+                                                        budgets_->nb[1], heads.first * sizeof(int32_t))
+                                         : nullptr;
+        lctx_add_node(evict_graph_,
+                      lctx_evict_layer(evict_ctx_.get(), l, due_, budgets, *shape_.retain, shape_.chunks));
     }
     constexpr size_t HEADER = lctx_held::HEADER * sizeof(int32_t);
     ggml_tensor * counted = ggml_view_3d(evict_ctx_.get(), held, 1, n_head, shape_.n_seq, HEADER, n_head * HEADER, 0);

@@ -29,13 +29,14 @@ void lctx_device_store::index_rows(int32_t seq, int32_t first, int32_t end, int3
         std::vector<lctx_row> list(n);
         std::generate(list.begin(), list.end(), [&, row = from]() mutable { return lctx_row{row++, seq, 0, 0}; });
         ggml_backend_tensor_set(rows, list.data(), 0, list.size() * sizeof(lctx_row));
-        const ggml_context_ptr ctx(
-            ggml_init({n_tensor * ggml_tensor_overhead() + ggml_graph_overhead_custom(layers_.size(), false), nullptr, true}));
+        const ggml_context_ptr ctx(ggml_init(
+            {n_tensor * ggml_tensor_overhead() + ggml_graph_overhead_custom(layers_.size(), false), nullptr, true}));
         ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), layers_.size(), false);
         ggml_tensor * some = ggml_view_2d(ctx.get(), rows, 4, n, rows->nb[1], 0);
         for (const lctx_layer_heads & heads : layers_) {
             const lctx_layer l = layer(ctx.get(), heads);
-            lctx_add_node(graph, lctx_index(ctx.get(), k_pool, l.table, some, l.held, index, shape_.chunks->key_bits(), shape_.hadamard.k));
+            lctx_add_node(graph, lctx_index(ctx.get(), k_pool, l.table, some, l.held, index, shape_.chunks->key_bits(),
+                                            shape_.hadamard.k));
         }
         if (ggml_backend_graph_compute(cpu ? cpu.get() : backend_, graph) != GGML_STATUS_SUCCESS) {
             throw lctx_refusal("rows on " + name() + " could not be indexed");

@@ -9,19 +9,20 @@ void lctx_device_store::list_planes() {
     using saved = lctx_plane_saved;
     using values = lctx_plane_values;
     const auto pages = [&](ggml_tensor * t, saved when, uint64_t lctx_sizes::*counted_as) {
-        planes_.push_back({t, t->nb[1], 0, 0, 0, key::page, false, n_head, 0, 1, false, when, values::finite, counted_as});
+        planes_.push_back(
+            {t, t->nb[1], 0, 0, 0, key::page, false, n_head, 0, 1, false, when, values::finite, counted_as});
     };
     // a tensor [*, entries, heads, n_seq]
     const auto heads = [&](ggml_tensor * t, key of, bool by_query, int32_t rows_each, saved when, values are) {
         const auto n = (int32_t)t->ne[2], n_entry = (int32_t)t->ne[1];
-        planes_.push_back({t, t->nb[1], 0, t->nb[2], t->nb[3], of, by_query, n, n_entry, rows_each, of == key::query, when, are,
-                           of == key::ring ? &lctx_sizes::near : &lctx_sizes::chunks});
+        planes_.push_back({t, t->nb[1], 0, t->nb[2], t->nb[3], of, by_query, n, n_entry, rows_each, of == key::query,
+                           when, are, of == key::ring ? &lctx_sizes::near : &lctx_sizes::chunks});
     };
     // one of the lists of cells
     const auto cells = [&](int32_t i, values are) {
         const size_t of_head = lctx_held::PLANES * shape_.n_ctx * sizeof(int32_t);
-        planes_.push_back({held, sizeof(int32_t), held_offset(0, 0, i), of_head, n_head * of_head, key::cell, false, n_head, shape_.n_ctx,
-                           1, false, saved::in_states, are, &lctx_sizes::other});
+        planes_.push_back({held, sizeof(int32_t), held_offset(0, 0, i), of_head, n_head * of_head, key::cell, false,
+                           n_head, shape_.n_ctx, 1, false, saved::in_states, are, &lctx_sizes::other});
     };
     const int32_t chunk_size = shape_.chunks ? shape_.chunks->chunk_size : 1;
     const bool by_query = shape_.chunks && shape_.chunks->by_attention();
@@ -80,19 +81,21 @@ lctx_sizes lctx_device_store::sizes(int32_t n_cell) const {
             s.other -= grain_ == 0 ? 0 : (uint64_t)shape_.n_seq * n_head * (shape_.n_ctx - n_cell) * plane.entry_size;
         } else {
             s.other -= all;
-            s.*plane.counted_as +=
-                plane.key == lctx_plane_key::page && grain_ > 0 ? std::min<uint64_t>(all, n_row * plane.entry_size) : all;
+            s.*plane.counted_as += plane.key == lctx_plane_key::page && grain_ > 0
+                                       ? std::min<uint64_t>(all, n_row * plane.entry_size)
+                                       : all;
         }
     }
     return s;
 }
 
-// f(tensor, from, end) for the bytes that rows [n_from, n_to) of a sequence take outside the pages, in whole pages of rows; false as
-// soon as f is.
+// f(tensor, from, end) for the bytes that rows [n_from, n_to) of a sequence take outside the pages, in whole pages of
+// rows; false as soon as f is.
 template <typename F> bool lctx_device_store::each_row_range(int32_t seq, int32_t n_from, int32_t n_to, F && f) const {
     const auto whole = [&](int32_t n) { return std::min(lctx_kv_shape::n_block(n) * LCTX_PAGE_ROWS, shape_.n_ctx); };
     const auto committed = [&](const lctx_plane & plane, int32_t head, int32_t n) {
-        const int32_t n_cell = n == 0 || plane.key != lctx_plane_key::cell ? 0 : std::max(0, this->n_cell(seq, head, n));
+        const int32_t n_cell =
+            n == 0 || plane.key != lctx_plane_key::cell ? 0 : std::max(0, this->n_cell(seq, head, n));
         return plane.committed(whole(n), whole(n_cell));
     };
     for (const lctx_plane & plane : planes_) {
@@ -110,8 +113,8 @@ std::string lctx_device_store::commit_rows(int32_t seq, int32_t n_now, int32_t n
     if (!commits()) {
         return "";
     }
-    const bool ok =
-        each_row_range(seq, n_now, n_then, [&](const ggml_tensor * t, size_t from, size_t end) { return commit(t, from, end); });
+    const bool ok = each_row_range(
+        seq, n_now, n_then, [&](const ggml_tensor * t, size_t from, size_t end) { return commit(t, from, end); });
     return ok ? "" : no_memory();
 }
 

@@ -8,19 +8,22 @@ namespace {
 
 // Pages of all heads, whose numbers are int32, as are those of staged units and those of the pool together.
 int32_t n_page(const lctx_kv_shape & shape, int32_t n_head) {
-    const int64_t n = (int64_t)shape.n_page_head * n_head, n_unit = shape.n_staged > 0 ? n * shape.of_page() + shape.n_staged * n_head : n;
+    const int64_t n = (int64_t)shape.n_page_head * n_head,
+                  n_unit = shape.n_staged > 0 ? n * shape.of_page() + shape.n_staged * n_head : n;
     if (std::max(n, n_unit) > INT32_MAX) {
-        throw lctx_refusal("n_ctx and n_seq_max make " + std::to_string(n) + " pages of K and V, at most " + std::to_string(INT32_MAX) +
-                           " have numbers; lower them");
+        throw lctx_refusal("n_ctx and n_seq_max make " + std::to_string(n) + " pages of K and V, at most " +
+                           std::to_string(INT32_MAX) + " have numbers; lower them");
     }
     return (int32_t)n;
 }
 
 }  // namespace
 
-lctx_device_store::lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const lctx_kv_shape & shape,
-                                     const std::vector<lctx_layer_heads> & layers, lctx_work & work)
-    : lctx_paged_tensors(dev, buft, work, layers.back().first + layers.back().n, n_page(shape, layers.back().first + layers.back().n)),
+lctx_device_store::lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft,
+                                     const lctx_kv_shape & shape, const std::vector<lctx_layer_heads> & layers,
+                                     lctx_work & work)
+    : lctx_paged_tensors(dev, buft, work, layers.back().first + layers.back().n,
+                         n_page(shape, layers.back().first + layers.back().n)),
       n_query_head(layers.back().first_query + layers.back().n_query),
       shape_(shape),
       layers_(layers),
@@ -29,8 +32,8 @@ lctx_device_store::lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer
     if (shape.v_offset < 0) {
         v_pool = add_pool("lctx_v_pool", shape.type_v, shape.head_dim_v);
     } else {
-        v_pool =
-            ggml_view_2d(ctx_.get(), k_pool, shape.head_dim_v, k_pool->ne[1], k_pool->nb[1], ggml_row_size(shape.type_k, shape.v_offset));
+        v_pool = ggml_view_2d(ctx_.get(), k_pool, shape.head_dim_v, k_pool->ne[1], k_pool->nb[1],
+                              ggml_row_size(shape.type_k, shape.v_offset));
     }
     table = add("lctx_table", GGML_TYPE_I32, lctx_kv_shape::n_block(shape.n_ctx), n_head, shape.n_seq);
     if (shape.n_staged > 0) {
@@ -47,9 +50,9 @@ lctx_device_store::lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer
     if (c && c->by_keys()) {
         index = add_pool("lctx_index", GGML_TYPE_I8, (int64_t)shape.index_bytes());
     } else if (c) {
-        summaries =
-            add("lctx_summaries", lctx_summary_type(c->representation, shape.head_dim_k, shape.type_k), c->summary_dim(shape.head_dim_k),
-                std::max(1, shape.n_complete(shape.n_ctx)), c->by_attention() ? n_query_head : n_head, shape.n_seq);
+        summaries = add("lctx_summaries", lctx_summary_type(c->representation, shape.head_dim_k, shape.type_k),
+                        c->summary_dim(shape.head_dim_k), std::max(1, shape.n_complete(shape.n_ctx)),
+                        c->by_attention() ? n_query_head : n_head, shape.n_seq);
         if (c->by_attention()) {
             open = add("lctx_open", GGML_TYPE_F32, shape.head_dim_k, 2 * c->chunk_size, n_query_head, shape.n_seq);
         }
@@ -65,7 +68,8 @@ lctx_device_store::lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer
 }
 
 bool lctx_device_store::allocate(bool dry) {
-    const std::vector<ggml_tensor *> far = k_staged ? std::vector<ggml_tensor *>{k_pool, v_pool} : std::vector<ggml_tensor *>();
+    const std::vector<ggml_tensor *> far =
+        k_staged ? std::vector<ggml_tensor *>{k_pool, v_pool} : std::vector<ggml_tensor *>();
     if (!lctx_device_tensors::allocate(far, shape_.shrinks, dry)) {
         return false;
     }
@@ -91,11 +95,13 @@ bool lctx_device_store::allocate(bool dry) {
 lctx_layer lctx_device_store::layer(ggml_context * ctx, const lctx_layer_heads & heads) const {
     // heads of the layer in a tensor [*, *, heads, n_seq]
     const auto rows = [&](ggml_tensor * t, int64_t first, int64_t n) {
-        return t ? ggml_view_4d(ctx, t, t->ne[0], t->ne[1], n, t->ne[3], t->nb[1], t->nb[2], t->nb[3], first * t->nb[2]) : nullptr;
+        return t ? ggml_view_4d(ctx, t, t->ne[0], t->ne[1], n, t->ne[3], t->nb[1], t->nb[2], t->nb[3], first * t->nb[2])
+                 : nullptr;
     };
     // the same in a tensor [*, heads, n_seq]
     const auto lists = [&](ggml_tensor * t) {
-        return t ? ggml_view_3d(ctx, t, t->ne[0], heads.n, t->ne[2], t->nb[1], t->nb[2], heads.first * t->nb[1]) : nullptr;
+        return t ? ggml_view_3d(ctx, t, t->ne[0], heads.n, t->ne[2], t->nb[1], t->nb[2], heads.first * t->nb[1])
+                 : nullptr;
     };
     // the second dimension [first, first + n) of a tensor with two
     const auto each = [&](ggml_tensor * t, int64_t first, int64_t n) {

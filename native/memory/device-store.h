@@ -41,9 +41,10 @@ struct lctx_kv_shape {
     int32_t head_dim_k, head_dim_v;
     int32_t n_ctx;  // rows of one sequence
     int32_t n_seq;
-    int32_t n_page_head;         // pages in the pools per head
-    int32_t near_rows;           // of the near ring, 0: none
-    int32_t n_staged;            // > 0: the pools are in memory of the host, and this many units of a head (ops/staging.h) on the device
+    int32_t n_page_head;  // pages in the pools per head
+    int32_t near_rows;    // of the near ring, 0: none
+    int32_t n_staged;  // > 0: the pools are in memory of the host, and this many units of a head (ops/staging.h) on the
+                       // device
     const lctx_chunks * chunks;  // or nullptr
     const lctx_retain * retain;  // or nullptr
     bool shrinks;                // rows leave before their sequence does
@@ -51,8 +52,12 @@ struct lctx_kv_shape {
     lctx_hadamard hadamard;
 
     // Bytes of a row of a head: K and V, and what the index has of it.
-    size_t index_bytes() const { return chunks && chunks->by_keys() ? lctx_index_shape{chunks->key_bits(), head_dim_k}.row_size() : 0; }
-    size_t row_bytes() const { return ggml_row_size(type_k, head_dim_k) + (v_offset < 0 ? ggml_row_size(type_v, head_dim_v) : 0); }
+    size_t index_bytes() const {
+        return chunks && chunks->by_keys() ? lctx_index_shape{chunks->key_bits(), head_dim_k}.row_size() : 0;
+    }
+    size_t row_bytes() const {
+        return ggml_row_size(type_k, head_dim_k) + (v_offset < 0 ? ggml_row_size(type_v, head_dim_v) : 0);
+    }
     // Rows of a unit are 1 << this; units of a page.
     int32_t unit_shift() const { return lctx_unit_shift(chunks->chunk_size); }
     int32_t of_page() const { return LCTX_PAGE_ROWS >> unit_shift(); }
@@ -74,7 +79,8 @@ class lctx_device_store final : public lctx_paged_tensors {
 
     // False when the device refuses. dry: give the tensors a buffer without memory, for graphs that are never run.
     bool allocate(bool dry);
-    // Bytes in use when every head of every sequence holds n_cell rows; all that is allocated where memory is not committed as it is used.
+    // Bytes in use when every head of every sequence holds n_cell rows; all that is allocated where memory is not
+    // committed as it is used.
     lctx_sizes sizes(int32_t n_cell) const;
     lctx_layer layer(ggml_context * ctx, const lctx_layer_heads & heads) const;
 
@@ -111,8 +117,8 @@ class lctx_device_store final : public lctx_paged_tensors {
     void take_votes_back(int32_t seq, int32_t n_pos);
     // Tells how many rows the next eviction leaves, if heads have budgets of their own.
     int32_t & budget(int32_t seq, int32_t head) { return budget_[(size_t)seq * n_head + head]; }
-    // Evict at the border of every sequence in due ([n_seq], < 0: it does not), and free what is after the rows that stayed; false
-    // when the device fails.
+    // Evict at the border of every sequence in due ([n_seq], < 0: it does not), and free what is after the rows that
+    // stayed; false when the device fails.
     bool evict(const std::vector<int32_t> & due, int32_t n_threads);
 
     const int32_t n_query_head;  // of all its layers

@@ -32,7 +32,8 @@ lctx_device_tensors::lctx_device_tensors(ggml_backend_dev_t dev, ggml_backend_bu
     landing_ = is_host ? nullptr : add("lctx_landing", GGML_TYPE_I8, LANDING, 1);
 }
 
-ggml_tensor * lctx_device_tensors::add(const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2, int64_t n3) {
+ggml_tensor * lctx_device_tensors::add(const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2,
+                                       int64_t n3) {
     ggml_tensor * t = ggml_new_tensor_4d(ctx_.get(), type, n0, n1, n2, n3);
     ggml_set_name(t, name);
     return t;
@@ -182,12 +183,14 @@ void lctx_device_tensors::run_copies() {
     char * base = copies_.empty() ? nullptr : (char *)ggml_backend_buffer_get_base(arena_->buffer());
     for (size_t first = 0; first < copies_.size(); first += MOST) {
         const size_t n = std::min(MOST, copies_.size() - first);
-        const ggml_context_ptr ctx(ggml_init({3 * n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false), nullptr, true}));
+        const ggml_context_ptr ctx(
+            ggml_init({3 * n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false), nullptr, true}));
         ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), n, false);
         for (size_t i = first; i < first + n; i++) {
             const ggml_type type = copied_as(copies_[i].from, copies_[i].to, copies_[i].size);
             const auto bytes = [&](size_t offset) {
-                ggml_tensor * t = ggml_new_tensor_1d(ctx.get(), type, (int64_t)(copies_[i].size / ggml_type_size(type)));
+                ggml_tensor * t =
+                    ggml_new_tensor_1d(ctx.get(), type, (int64_t)(copies_[i].size / ggml_type_size(type)));
                 ggml_backend_tensor_alloc(arena_->buffer(), t, base + offset);
                 return t;
             };

@@ -1,6 +1,7 @@
 // Tensors on one device, and what goes between host and device.
 //
-// Nothing of a device is read or written but through here: on the CPU at once, elsewhere after the graphs that were started there (wait()).
+// Nothing of a device is read or written but through here: on the CPU at once, elsewhere after the graphs that were
+// started there (wait()).
 #pragma once
 
 #include "../base/counts.h"
@@ -29,7 +30,8 @@ class lctx_device_tensors {
     size_t far_bytes() const;    // of those that are in memory of the host instead
     bool fits_a_buffer() const;  // before allocation: whether a buffer of the device may be that large
 
-    // The backend of the context that runs here; it is known when its first graph is built, and lives as long as the context.
+    // The backend of the context that runs here; it is known when its first graph is built, and lives as long as the
+    // context.
     void attach(ggml_backend_sched_t sched);
     ggml_backend_t backend() const { return backend_; }
 
@@ -52,13 +54,17 @@ class lctx_device_tensors {
     ~lctx_device_tensors() = default;
 
     ggml_tensor * add(const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1);
-    // The tensors get their memory; far: those in memory of the host that the device reads too. False when there is none. shrinks: as of
-    // lctx_arena_create; dry: a buffer without memory, for graphs that are never run.
+    // The tensors get their memory; far: those in memory of the host that the device reads too. False when there is
+    // none. shrinks: as of lctx_arena_create; dry: a buffer without memory, for graphs that are never run.
     bool allocate(const std::vector<ggml_tensor *> & far, bool shrinks, bool dry);
     bool is_far(const ggml_tensor * t) const;
     // Bytes [from, end) of a tensor are about to be used, or are not needed any more.
-    bool commit(const ggml_tensor * t, size_t from, size_t end) const { return arena_of(t).commit(at(t) + from, at(t) + end); }
-    void give_back(const ggml_tensor * t, size_t from, size_t end) const { arena_of(t).give_back(at(t) + from, at(t) + end); }
+    bool commit(const ggml_tensor * t, size_t from, size_t end) const {
+        return arena_of(t).commit(at(t) + from, at(t) + end);
+    }
+    void give_back(const ggml_tensor * t, size_t from, size_t end) const {
+        arena_of(t).give_back(at(t) + from, at(t) + end);
+    }
     std::string no_memory() const;
     void run_copies();
 

@@ -29,7 +29,8 @@ void move_rows(const lctx_cache_parts & parts, int32_t seq, int32_t first, int32
 
 bool lctx_kv_cache::drop(int32_t seq, int32_t first, int32_t end) {
     if (!parts_.seqs.has(seq) || first < 0 || first >= end || end > parts_.seqs.n_pos(seq)) {
-        return refuse("rows " + std::to_string(first) + " .. " + std::to_string(end) + " are not in sequence " + std::to_string(seq));
+        return refuse("rows " + std::to_string(first) + " .. " + std::to_string(end) + " are not in sequence " +
+                      std::to_string(seq));
     }
     if (method_->n_span() == 1 || method_->retain()) {
         return refuse("rows leave the middle of a sequence with method=full,spans=N, not with " + method_->full_spec());

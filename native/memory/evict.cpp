@@ -1,5 +1,5 @@
-// Evictions: due when a sequence ends at a border, done when its next token comes, by a graph of its own. They need pages that no other
-// sequence reads.
+// Evictions: due when a sequence ends at a border, done when its next token comes, by a graph of its own. They need
+// pages that no other sequence reads.
 #include "kv-cache.h"
 
 #include <algorithm>
@@ -33,14 +33,16 @@ bool lctx_kv_cache::settle(const std::vector<int32_t> & seqs) {
     return true;
 }
 
-int32_t lctx_kv_cache::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores, int32_t n_max) const {
+int32_t lctx_kv_cache::held_rows(int32_t seq, int32_t il, int32_t head, int32_t * rows, int32_t * scores,
+                                 int32_t n_max) const {
     const std::vector<lctx_stored_layer> & layers = parts_.placement.layers();
     if (!parts_.seqs.has(seq) || il < 0 || il >= (int32_t)layers.size() || head < 0 || head >= layers[il].heads.n) {
         return 0;
     }
     lctx_device_store & store = *layers[il].store;
     const int32_t at = layers[il].heads.first + head, n_dead_row = parts_.blocks.n_dead(seq) * LCTX_PAGE_ROWS;
-    const int32_t first_dead = parts_.blocks.first_dead() * LCTX_PAGE_ROWS, n = store.n_cell(seq, at, parts_.seqs.n_pos(seq)) - n_dead_row;
+    const int32_t first_dead = parts_.blocks.first_dead() * LCTX_PAGE_ROWS,
+                  n = store.n_cell(seq, at, parts_.seqs.n_pos(seq)) - n_dead_row;
     const int32_t n_out = std::min(n, n_max);
     for (int32_t plane = 0; plane < 2; plane++) {
         int32_t * out = plane == 0 ? rows : scores;

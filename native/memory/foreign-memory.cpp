@@ -16,7 +16,8 @@ namespace {
 // True when the window still holds all that a query at position p reads: what is before its first cell is masked.
 bool has_window(const llama_kv_cache & window, const llama_hparams & hparams, int32_t seq, int32_t p) {
     const llama_pos first = window.seq_pos_min(seq);
-    return p == 0 || first == 0 || (first > 0 && llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, p));
+    return p == 0 || first == 0 ||
+           (first > 0 && llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, p));
 }
 
 // Memory: llama.cpp's own; Context: that of a batch on its way through it.
@@ -51,10 +52,13 @@ class iswa final : public foreign_of<llama_kv_cache_iswa, llama_kv_cache_iswa_co
 // The recurrent part of both kinds of hybrids.
 template <class Memory, class Context> class recurrent : public foreign_of<Memory, Context> {
   public:
-    recurrent(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams, bool mixes_sequences)
+    recurrent(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams,
+              bool mixes_sequences)
         : foreign_of<Memory, Context>(std::move(memory), cparams, hparams, true, mixes_sequences) {}
 
-    bool can_go_back(int32_t seq, int32_t p) const final { return p == 0 || this->inner().get_mem_recr()->seq_pos_max(seq) < p; }
+    bool can_go_back(int32_t seq, int32_t p) const final {
+        return p == 0 || this->inner().get_mem_recr()->seq_pos_max(seq) < p;
+    }
 };
 
 class hybrid final : public recurrent<llama_memory_hybrid, llama_memory_hybrid_context> {
@@ -92,7 +96,8 @@ class hybrid_iswa final : public recurrent<llama_memory_hybrid_iswa, llama_memor
 
 }  // namespace
 
-std::unique_ptr<lctx_foreign_memory> lctx_foreign_memory::create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
+std::unique_ptr<lctx_foreign_memory> lctx_foreign_memory::create(std::unique_ptr<llama_memory_i> memory,
+                                                                 const llama_model & model,
                                                                  const llama_cparams & cparams) {
     const llama_memory_i & kind = *memory;  // exactly these: classes that derive from them read the cache themselves
     if (typeid(kind) == typeid(llama_kv_cache_iswa)) {
@@ -123,7 +128,8 @@ void lctx_foreign_memory::restore(int32_t src, int32_t seq, int32_t p, const std
     memory().state_read(io, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
 }
 
-void lctx_foreign_memory::read(llama_io_read_i & io, int32_t seq, llama_state_seq_flags flags, const std::vector<int32_t> & n_pos) {
+void lctx_foreign_memory::read(llama_io_read_i & io, int32_t seq, llama_state_seq_flags flags,
+                               const std::vector<int32_t> & n_pos) {
     std::vector<uint8_t> bytes;
     lctx_check_state(io, memory(), hparams_, {seq, flags, n_pos}, &bytes);
     lctx_state_reader checked(bytes.data(), bytes.size());

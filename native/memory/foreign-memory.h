@@ -11,12 +11,13 @@
 class lctx_foreign_memory {
   public:
     // nullptr: this kind of memory cannot be used together with ours.
-    static std::unique_ptr<lctx_foreign_memory> create(std::unique_ptr<llama_memory_i> memory, const llama_model & model,
-                                                       const llama_cparams & cparams);
+    static std::unique_ptr<lctx_foreign_memory> create(std::unique_ptr<llama_memory_i> memory,
+                                                       const llama_model & model, const llama_cparams & cparams);
     virtual ~lctx_foreign_memory() = default;
 
     llama_memory_i & memory() const { return *memory_; }
-    // Every ubatch has as many tokens of one sequence as of another, and of sequences that follow each other where they are kept apart.
+    // Every ubatch has as many tokens of one sequence as of another, and of sequences that follow each other where they
+    // are kept apart.
     bool splits_equal() const { return is_recurrent_ || !is_unified_; }
     bool splits_sequential() const { return !is_unified_; }
     // A ubatch has one sequence: for embeddings of all tokens, and where recurrent layers would mix up several.
@@ -33,17 +34,18 @@ class lctx_foreign_memory {
     virtual bool can_go_back(int32_t seq, int32_t p) const = 0;
     // A checkpoint is what cutting back would lose: windows and recurrent states.
     std::vector<uint8_t> save(int32_t seq) const;
-    // Put the sequence where a checkpoint was saved, p tokens from its beginning; src: the sequence that was saved. Throws when it fails.
+    // Put the sequence where a checkpoint was saved, p tokens from its beginning; src: the sequence that was saved.
+    // Throws when it fails.
     void restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved);
-    // Read a saved state; seq < 0: of all sequences. n_pos: where the rows of every sequence end in our cache; empty: anywhere.
-    // Throws.
+    // Read a saved state; seq < 0: of all sequences. n_pos: where the rows of every sequence end in our cache; empty:
+    // anywhere. Throws.
     void read(llama_io_read_i & io, int32_t seq, llama_state_seq_flags flags, const std::vector<int32_t> & n_pos);
     void copy(int32_t src, int32_t dst, int32_t n_pos);
     void remove(int32_t seq, int32_t from);
 
   protected:
-    lctx_foreign_memory(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams, const llama_hparams & hparams,
-                        bool is_recurrent, bool mixes_sequences = false)
+    lctx_foreign_memory(std::unique_ptr<llama_memory_i> memory, const llama_cparams & cparams,
+                        const llama_hparams & hparams, bool is_recurrent, bool mixes_sequences = false)
         : hparams_(hparams),
           memory_(std::move(memory)),
           is_recurrent_(is_recurrent),

@@ -39,7 +39,8 @@ std::string lctx_blocks::why_no_pages(int32_t seq, const lctx_growth & by) const
 std::string lctx_blocks::grow(int32_t seq, const lctx_growth & by) {
     lctx_sequence & s = seqs_[seq];
     size_t i = 0;
-    placement_.each_head([&](lctx_device_store & store, int32_t head) { store.gone(seq, head) += by.n - by.held(i++); });
+    placement_.each_head(
+        [&](lctx_device_store & store, int32_t head) { store.gone(seq, head) += by.n - by.held(i++); });
     s.n_pos += by.n;
     std::string why = why_no_pages(seq, by);
     for (const auto & store : placement_.stores()) {

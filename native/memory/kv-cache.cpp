@@ -6,9 +6,10 @@
 
 #include <algorithm>
 
-lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                             const std::vector<lctx_claimed> & layers, std::unique_ptr<lctx_method> method, uint32_t n_ctx,
-                             uint64_t kv_limit, uint64_t kv_offload)
+lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_params & params,
+                             const llama_cparams & cparams, const std::vector<lctx_claimed> & layers,
+                             std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit,
+                             uint64_t kv_offload)
     : method_(std::move(method)),
       has_sections_(model.hparams.n_pos_per_embd() > 1),
       parts_(model, params, cparams, layers, *method_, n_ctx, kv_limit, kv_offload) {
@@ -39,7 +40,8 @@ std::string lctx_kv_cache::check_batch(const llama_batch & batch, llama_memory_s
         return broken_;
     }
     if (!batch.token && has_sections_) {
-        return "pictures (embeddings) of a model with sections of RoPE have positions of their own in each, which no method knows; " +
+        return "pictures (embeddings) of a model with sections of RoPE have positions of their own in each, which no "
+               "method knows; " +
                std::string("evaluate text, or run without a method");
     }
     std::vector<int32_t> n_pos = parts_.seqs.lengths();
@@ -105,7 +107,8 @@ bool lctx_kv_cache::prepare(const llama_ubatch & ubatch) {
     }
     parts_.seqs.note_votes(ubatch);
     for (int32_t seq = 0; seq < parts_.seqs.size(); seq++) {
-        const std::string why = last[seq] >= 0 ? parts_.blocks.grow(seq, {last[seq] + 1 - parts_.seqs.n_pos(seq), {}, 0}) : "";
+        const std::string why =
+            last[seq] >= 0 ? parts_.blocks.grow(seq, {last[seq] + 1 - parts_.seqs.n_pos(seq), {}, 0}) : "";
         if (!why.empty()) {
             return refuse(why);
         }

@@ -1,12 +1,14 @@
 // The KV cache of our methods: cells of K and V in pages per layer and KV head, one page list per sequence.
 //
-// It holds the layers that it was given: those with full attention (claim.h). A head that evicts holds rows of its own (ops/retain.h).
-// Evictions are due at borders and done when the next token comes, so that the last batch can be taken back.
+// It holds the layers that it was given: those with full attention (claim.h). A head that evicts holds rows of its own
+// (ops/retain.h). Evictions are due at borders and done when the next token comes, so that the last batch can be taken
+// back.
 //
 // Sequences that were copied share their pages; a shared page is copied before a sequence writes a row to it.
-// Rows lie in stores, at least one per device that has layers (device-store.h); sequences, and what may be done with them, are the same for
-// all. What cannot be done is refused with a message: bool operations return false, state operations throw, and what a void operation asks
-// marks the cache broken, so that the next batch fails with the message until it is cleared. Never a silently wrong cache.
+// Rows lie in stores, at least one per device that has layers (device-store.h); sequences, and what may be done with
+// them, are the same for all. What cannot be done is refused with a message: bool operations return false, state
+// operations throw, and what a void operation asks marks the cache broken, so that the next batch fails with the
+// message until it is cleared. Never a silently wrong cache.
 #pragma once
 
 #include "budgets.h"
@@ -25,12 +27,12 @@
 
 class lctx_kv_cache {
   public:
-    // layers: those it holds. kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices for pages that lie
-    // close, 0: all do, UINT64_MAX: twice what a token chooses. Throws lctx_refusal when the pools do not fit a device or the types do not
-    // fit the heads.
+    // layers: those it holds. kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices
+    // for pages that lie close, 0: all do, UINT64_MAX: twice what a token chooses. Throws lctx_refusal when the pools
+    // do not fit a device or the types do not fit the heads.
     lctx_kv_cache(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
-                  const std::vector<lctx_claimed> & layers, std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit,
-                  uint64_t kv_offload);
+                  const std::vector<lctx_claimed> & layers, std::unique_ptr<lctx_method> method, uint32_t n_ctx,
+                  uint64_t kv_limit, uint64_t kv_offload);
 
     const lctx_method & method() const { return *method_; }
     const lctx_placement & placement() const { return parts_.placement; }
@@ -40,7 +42,8 @@ class lctx_kv_cache {
     std::string why_unsound() const;
 
     // a batch on its way
-    // Do what is due before the batch and take the memory that it needs. The reason when it cannot be evaluated, with its status.
+    // Do what is due before the batch and take the memory that it needs. The reason when it cannot be evaluated, with
+    // its status.
     std::string admit(const llama_batch & batch, llama_memory_status & status);
     // Give every token of the ubatch its row: pages are taken here. admit has seen that there are enough.
     bool prepare(const llama_ubatch & ubatch);
@@ -75,13 +78,15 @@ class lctx_kv_cache {
     std::string take_error() { return std::exchange(error_, {}); }
 
     // compression (compress.cpp), where the rule waits for it
-    // Queries of tokens from now on vote for the rows before them, until end_replay(); votes of before are forgotten. Returns after how
-    // many of them at most the sequence can still be cut back to its end of now. Throws lctx_refusal.
+    // Queries of tokens from now on vote for the rows before them, until end_replay(); votes of before are forgotten.
+    // Returns after how many of them at most the sequence can still be cut back to its end of now. Throws lctx_refusal.
     int32_t begin_replay(int32_t seq);
     void end_replay(int32_t seq);
-    // Of the text, queries of the replay read rows [first, end) from now on, and the first ones. False: this method reads all rows.
+    // Of the text, queries of the replay read rows [first, end) from now on, and the first ones. False: this method
+    // reads all rows.
     bool replay_piece(int32_t seq, int32_t first, int32_t end);
-    // Keep this fraction of the rows of a full cache, those with the best votes of all heads together; ends the replay. False: refused.
+    // Keep this fraction of the rows of a full cache, those with the best votes of all heads together; ends the replay.
+    // False: refused.
     bool compress(int32_t seq, double fraction);
 
     // for graphs
@@ -90,7 +95,8 @@ class lctx_kv_cache {
     // Heads choose in every graph from now on, where their queries read everything too; for traces.
     void always_select(bool on) { always_selects_ = on; }
     // Units that lie close are brought as choices ask for them.
-    // So they do where results may not depend on the other tokens of a batch, unless no query of the context can choose.
+    // So they do where results may not depend on the other tokens of a batch, unless no query of the context can
+    // choose.
     bool always_selects() const;
     // Results of a token do not depend on what else is computed (ops/fixed.h).
     void fix(bool on) { is_fixed_ = on; }

@@ -1,7 +1,8 @@
 // The queries of the open chunk.
 //
-// Their ring has two halves of one chunk each. Whole chunks of a ubatch need no ring: only the queries of its last chunk are kept, in the
-// half that does not hold the chunk in which the batch began, so that a batch can be taken back whole.
+// Their ring has two halves of one chunk each. Whole chunks of a ubatch need no ring: only the queries of its last
+// chunk are kept, in the half that does not hold the chunk in which the batch began, so that a batch can be taken back
+// whole.
 #include "llama-batch.h"
 #include "sequences.h"
 
@@ -23,7 +24,8 @@ void lctx_sequences::assign_open(const llama_ubatch & ubatch) {
     std::vector<int32_t> last(seqs_.size(), -1);
     for (uint32_t i = 0; i < ubatch.n_tokens; i++) {
         const int32_t seq = ubatch.seq_id[i][0], half = seqs_[seq].half(ubatch.pos[i] / chunk_size);
-        open_rows_[i] = ~(std::max(half, 0) * chunk_size + ubatch.pos[i] % chunk_size);  // where the chunk was begun, if it was
+        open_rows_[i] =
+            ~(std::max(half, 0) * chunk_size + ubatch.pos[i] % chunk_size);  // where the chunk was begun, if it was
         last[seq] = ubatch.pos[i] / chunk_size;
     }
     for (int32_t seq = 0; seq < size(); seq++) {

@@ -61,8 +61,8 @@ int32_t lctx_page_numbers::n_stuck(int32_t n_run) const {
     int32_t n = 0;
     for (int32_t first = 0; first < n_all; first += n_run) {
         const int32_t end = std::min(n_all, first + n_run);
-        const auto n_free =
-            (int32_t)std::count_if(pages.begin() + first, pages.begin() + end, [](const page & p) { return p.n_owner == 0; });
+        const auto n_free = (int32_t)std::count_if(pages.begin() + first, pages.begin() + end,
+                                                   [](const page & p) { return p.n_owner == 0; });
         n += n_free < end - first ? n_free : 0;
     }
     return n;

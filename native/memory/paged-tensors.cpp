@@ -41,8 +41,8 @@ void lctx_paged_tensors::set_entry(size_t i, int32_t page) {
     }
 }
 
-// Entries that follow each other go together, and the same of heads that follow each other in one call. Graphs that run read what was
-// there, those that follow what comes: the host does not wait.
+// Entries that follow each other go together, and the same of heads that follow each other in one call. Graphs that run
+// read what was there, those that follow what comes: the host does not wait.
 void lctx_paged_tensors::upload_table() {
     if (changed_.empty()) {
         return;
@@ -63,7 +63,8 @@ void lctx_paged_tensors::upload_table() {
         while (is_alike(i + n_head_alike * len, first + n_head_alike * row)) {
             n_head_alike++;
         }
-        ggml_backend_tensor_set_2d_async(backend_, table, table_ + first, first * size, len * size, n_head_alike, row * size, row * size);
+        ggml_backend_tensor_set_2d_async(backend_, table, table_ + first, first * size, len * size, n_head_alike,
+                                         row * size, row * size);
         i += n_head_alike * len;
     }
     changed_.clear();
@@ -172,7 +173,8 @@ void lctx_paged_tensors::return_pages() {
     const auto smaller = [](const ggml_tensor * a, const ggml_tensor * b) { return a->nb[1] < b->nb[1]; };
     const size_t smallest = LCTX_PAGE_ROWS * (*std::min_element(pools_.begin(), pools_.end(), smaller))->nb[1];
     const int32_t n_keep = std::max(n_head, n_promised_), n_run = (int32_t)((grain_ + smallest - 1) / smallest);
-    if (n_run > 1 && far_bytes() == 0 && pages_.n_stuck(n_run) > n_keep + std::max(n_run, pages_.n_held() / MOST_STUCK)) {
+    if (n_run > 1 && far_bytes() == 0 &&
+        pages_.n_stuck(n_run) > n_keep + std::max(n_run, pages_.n_held() / MOST_STUCK)) {
         pack_pages(n_keep);
     }
     pages_.cool(n_keep, n_run, [&](int32_t first, int32_t end) {

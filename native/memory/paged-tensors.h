@@ -1,7 +1,7 @@
 // Rows in pages: the pools of a store, and the table that says which page holds a block of a head of a sequence.
 //
-// The host has page numbers, the device has the rows. Taking a page waits for nothing: entries of the table are sent to the device in the
-// order of the graphs.
+// The host has page numbers, the device has the rows. Taking a page waits for nothing: entries of the table are sent to
+// the device in the order of the graphs.
 #pragma once
 
 #include "device-tensors.h"
@@ -11,7 +11,8 @@
 #include <string>
 #include <vector>
 
-// Block i of a head is its cells [64 i, 64 i + 64). Functions that return a string: why it cannot be, empty when it was done.
+// Block i of a head is its cells [64 i, 64 i + 64). Functions that return a string: why it cannot be, empty when it was
+// done.
 class lctx_paged_tensors : public lctx_device_tensors {
   public:
     int32_t page(int32_t seq, int32_t head, int32_t block) const;
@@ -22,8 +23,8 @@ class lctx_paged_tensors : public lctx_device_tensors {
     void drop_pages(int32_t seq, int32_t head, int32_t first, int32_t end);
     // Commit what n more pages need; they are taken later.
     std::string promise_pages(int32_t n);
-    // Free pages belong to the device again, except those that the next rows need. Where a grain holds many pages, held ones move together
-    // when too many free ones lie between them.
+    // Free pages belong to the device again, except those that the next rows need. Where a grain holds many pages, held
+    // ones move together when too many free ones lie between them.
     void return_pages();
     const lctx_page_numbers & pages() const { return pages_; }
     // A graph is about to run: the device has to know where the rows lie.
@@ -33,7 +34,8 @@ class lctx_paged_tensors : public lctx_device_tensors {
     ggml_tensor * table = nullptr;  // [n_page_max, n_head, n_seq]
 
   protected:
-    lctx_paged_tensors(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, lctx_work & work, int32_t n_head, int32_t n_page)
+    lctx_paged_tensors(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, lctx_work & work, int32_t n_head,
+                       int32_t n_page)
         : lctx_device_tensors(dev, buft, work), n_head(n_head), n_page_(n_page), pages_(n_page) {}
     ~lctx_paged_tensors() = default;
 

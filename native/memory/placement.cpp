@@ -15,8 +15,9 @@ std::string mib(size_t bytes) {
 
 void check_type(ggml_type type, int32_t head_dim, const char * what) {
     if (head_dim % ggml_blck_size(type) != 0) {
-        throw lctx_refusal(std::string(what) + " type " + ggml_type_name(type) + " needs a head_dim that is a multiple of " +
-                           std::to_string(ggml_blck_size(type)) + ", this model has " + std::to_string(head_dim) + "; use f16");
+        throw lctx_refusal(std::string(what) + " type " + ggml_type_name(type) +
+                           " needs a head_dim that is a multiple of " + std::to_string(ggml_blck_size(type)) +
+                           ", this model has " + std::to_string(head_dim) + "; use f16");
     }
 }
 
@@ -56,8 +57,9 @@ lctx_kv_sizes::lctx_kv_sizes(uint32_t n_ctx, const llama_cparams & cparams)
       n_seq((int32_t)cparams.n_seq_max),
       n_threads(cparams.n_threads_batch) {}
 
-lctx_placement::lctx_placement(const llama_model & model, const llama_memory_params & params, const std::vector<lctx_claimed> & layers,
-                               const lctx_method & method, const lctx_kv_sizes & sizes, bool offload_kqv, uint64_t kv_offload)
+lctx_placement::lctx_placement(const llama_model & model, const llama_memory_params & params,
+                               const std::vector<lctx_claimed> & layers, const lctx_method & method,
+                               const lctx_kv_sizes & sizes, bool offload_kqv, uint64_t kv_offload)
     : method_(method), sizes_(sizes) {
     if (layers.empty()) {
         throw lctx_refusal("no layer of this model has full attention");
@@ -65,7 +67,8 @@ lctx_placement::lctx_placement(const llama_model & model, const llama_memory_par
     set_shape(model, params, layers);
     check_heads(model, layers);
     // sequences share the pool: rows of all together, plus one page that is not full for each
-    shape_.n_page_head = (int32_t)std::min<int64_t>((int64_t)sizes.n_seq * live_blocks(), (int64_t)n_block(sizes.n_rows_all) + sizes.n_seq);
+    shape_.n_page_head = (int32_t)std::min<int64_t>((int64_t)sizes.n_seq * live_blocks(),
+                                                    (int64_t)n_block(sizes.n_rows_all) + sizes.n_seq);
     shape_.n_staged = kv_offload > 0 ? n_staged(kv_offload) : 0;
     for (const device & d : devices_of(model, layers, offload_kqv)) {
         allocate(d, model.hparams.no_alloc);
@@ -74,7 +77,8 @@ lctx_placement::lctx_placement(const llama_model & model, const llama_memory_par
     find_key_bias(model);
 }
 
-void lctx_placement::set_shape(const llama_model & model, const llama_memory_params & params, const std::vector<lctx_claimed> & layers) {
+void lctx_placement::set_shape(const llama_model & model, const llama_memory_params & params,
+                               const std::vector<lctx_claimed> & layers) {
     const llama_hparams & hparams = model.hparams;
     const int32_t first = layers[0].source;
     shape_.type_k = params.type_k;
@@ -87,11 +91,13 @@ void lctx_placement::set_shape(const llama_model & model, const llama_memory_par
     shape_.retain = method_.retain();
     shape_.shrinks = shape_.retain || method_.first_row(sizes_.n_ctx) > 0;
     shape_.v_offset = -1;
-    if (hparams.is_mla()) {  // K is the latent vector and the channels that are rotated, which come first where there are any
+    if (hparams.is_mla()) {  // K is the latent vector and the channels that are rotated, which come first where there
+                             // are any
         shape_.v_offset = hparams.rope_type == LLAMA_ROPE_TYPE_NONE ? 0 : shape_.head_dim_k - shape_.head_dim_v;
         shape_.type_v = shape_.type_k;
     }
-    shape_.hadamard = lctx_hadamard_of(shape_.type_k, shape_.head_dim_k, shape_.type_v, shape_.head_dim_v, shape_.v_offset);
+    shape_.hadamard =
+        lctx_hadamard_of(shape_.type_k, shape_.head_dim_k, shape_.type_v, shape_.head_dim_v, shape_.v_offset);
     if (method_.near_window() > 0) {
         // the window of a ubatch's first query, and a whole batch that may be taken back
         shape_.near_rows = n_block(method_.near_window() + sizes_.n_ubatch + sizes_.n_batch) * LCTX_PAGE_ROWS;
@@ -120,7 +126,8 @@ void lctx_placement::check_heads(const llama_model & model, const std::vector<lc
     }
 }
 
-// Of layers whose scores all move by the same when a vector is subtracted from their keys: queries see all keys under one angle.
+// Of layers whose scores all move by the same when a vector is subtracted from their keys: queries see all keys under
+// one angle.
 void lctx_placement::find_key_bias(const llama_model & model) {
     key_bias_.assign(layers_.size(), nullptr);
     const bool one_angle = method_.n_angle() == 1 && method_.n_span() == 1 && method_.near_window() == 0;
@@ -135,39 +142,47 @@ void lctx_placement::find_key_bias(const llama_model & model) {
 // All its rows, or sinks, window, and what a batch and its withdrawal need.
 int32_t lctx_placement::live_blocks() const {
     const int32_t window = sizes_.n_ctx - method_.first_row(sizes_.n_ctx - 1);
-    return std::min(n_block(sizes_.n_ctx), n_block(method_.n_sink()) + n_block(window + sizes_.n_ubatch + sizes_.n_batch) + 1);
+    return std::min(n_block(sizes_.n_ctx),
+                    n_block(method_.n_sink()) + n_block(window + sizes_.n_ubatch + sizes_.n_batch) + 1);
 }
 
-// Units of a head that a query reads which chooses n_chosen chunks: its first rows and those nearby are read in whole pages.
+// Units of a head that a query reads which chooses n_chosen chunks: its first rows and those nearby are read in whole
+// pages.
 int32_t lctx_placement::units_read(int32_t n_chosen) const {
     const int32_t n_nearby = n_block((chunks()->n_recent + 1) * chunks()->chunk_size) + 1,
                   of_chunk = chunks()->chunk_size >> shape_.unit_shift();
     return (1 + n_nearby) * shape_.of_page() + n_chosen * std::max(1, of_chunk);
 }
 
-// Units of a head that lie close, for a number of bytes. What does not fit is read over the bus, but not what every query reads. Automatic:
-// twice what one query chooses, and all that one reads which does not choose.
+// Units of a head that lie close, for a number of bytes. What does not fit is read over the bus, but not what every
+// query reads. Automatic: twice what one query chooses, and all that one reads which does not choose.
 int32_t lctx_placement::n_staged(uint64_t kv_offload) const {
     if (!chunks() || retain()) {
-        throw lctx_refusal("kv_offload keeps pages in memory of the host and brings those that the heads choose: method=longheads does, " +
-                           method_.full_spec() + " does not; use longheads without an eviction rule, or offload_kqv=False");
+        throw lctx_refusal(
+            "kv_offload keeps pages in memory of the host and brings those that the heads choose: method=longheads "
+            "does, " +
+            method_.full_spec() + " does not; use longheads without an eviction rule, or offload_kqv=False");
     }
     if (shape_.v_offset >= 0) {
-        throw lctx_refusal("kv_offload does not serve latent attention, whose values are a part of its keys; use offload_kqv=False");
+        throw lctx_refusal(
+            "kv_offload does not serve latent attention, whose values are a part of its keys; use offload_kqv=False");
     }
     const uint64_t unit = (uint64_t)n_head_ * shape_.row_bytes() << shape_.unit_shift();
     const uint64_t least = units_read(0), chosen = units_read(chunks()->n_free),
-                   whole = n_block((int32_t)std::min<int64_t>((int64_t)method_.n_read() * chunks()->chunk_size, sizes_.n_ctx));
+                   whole = n_block(
+                       (int32_t)std::min<int64_t>((int64_t)method_.n_read() * chunks()->chunk_size, sizes_.n_ctx));
     const uint64_t n = kv_offload == UINT64_MAX ? std::max(2 * chosen, whole * shape_.of_page()) : kv_offload / unit;
     if (n < least) {
-        throw lctx_refusal("kv_offload: every token reads " + mib(least * unit) + " of rows, which do not fit into " + mib(kv_offload) +
-                           " of the device; give it more, at best " + mib(2 * chosen * unit) + ", or use type_k=type_v=q8_0");
+        throw lctx_refusal("kv_offload: every token reads " + mib(least * unit) + " of rows, which do not fit into " +
+                           mib(kv_offload) + " of the device; give it more, at best " + mib(2 * chosen * unit) +
+                           ", or use type_k=type_v=q8_0");
     }
     const auto n_page = std::min<uint64_t>(n / shape_.of_page(), (uint64_t)sizes_.n_seq * n_block(sizes_.n_ctx));
     return (int32_t)n_page * shape_.of_page();
 }
 
-std::vector<lctx_placement::device> lctx_placement::devices_of(const llama_model & model, const std::vector<lctx_claimed> & layers,
+std::vector<lctx_placement::device> lctx_placement::devices_of(const llama_model & model,
+                                                               const std::vector<lctx_claimed> & layers,
                                                                bool offload_kqv) {
     const llama_hparams & hparams = model.hparams;
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -206,12 +221,13 @@ void lctx_placement::allocate(const device & d, bool dry) {
         return;
     }
     if (shape_.n_staged > 0) {
-        throw lctx_refusal("kv_offload: memory of the host that " + stores_.back()->name() + " reads too cannot be had; use a GPU of " +
+        throw lctx_refusal("kv_offload: memory of the host that " + stores_.back()->name() +
+                           " reads too cannot be had; use a GPU of " +
                            "this machine, a smaller n_ctx, or offload_kqv=False");
     }
-    throw lctx_refusal("could not reserve " + mib(stores_.back()->bytes()) + " for the KV cache of " + std::to_string(d.il.size()) +
-                       (d.il.size() == 1 ? " layer on " : " layers on ") + stores_.back()->name() +
-                       "; lower n_ctx or use type_k=type_v=q8_0");
+    throw lctx_refusal("could not reserve " + mib(stores_.back()->bytes()) + " for the KV cache of " +
+                       std::to_string(d.il.size()) + (d.il.size() == 1 ? " layer on " : " layers on ") +
+                       stores_.back()->name() + "; lower n_ctx or use type_k=type_v=q8_0");
 }
 
 lctx_layer lctx_placement::layer(ggml_context * ctx, int32_t il) const {
@@ -220,7 +236,8 @@ lctx_layer lctx_placement::layer(ggml_context * ctx, int32_t il) const {
 }
 
 int32_t lctx_placement::first_layer(const lctx_device_store & store) const {
-    const auto it = std::find_if(layers_.begin(), layers_.end(), [&](const lctx_stored_layer & layer) { return layer.store == &store; });
+    const auto it = std::find_if(layers_.begin(), layers_.end(),
+                                 [&](const lctx_stored_layer & layer) { return layer.store == &store; });
     return (int32_t)(it - layers_.begin());
 }
 
@@ -255,7 +272,8 @@ std::string lctx_placement::full_why() const {
     for (auto it = stores_.begin(), end = it; it != stores_.end(); it = end) {  // stores of a device follow each other
         const lctx_device_store & store = **it;
         end = std::find_if(it, stores_.end(), [&](const auto & other) { return other->buft != store.buft; });
-        text += (it == stores_.begin() ? "" : " and ") + std::string(ggml_backend_dev_name(store.dev)) + " (" + lctx_kernel_name(store.dev);
+        text += (it == stores_.begin() ? "" : " and ") + std::string(ggml_backend_dev_name(store.dev)) + " (" +
+                lctx_kernel_name(store.dev);
         text += end - it == 1 ? ")" : ", " + std::to_string(end - it) + " buffers)";
     }
     text += std::string(", K ") + ggml_type_name(shape_.type_k) + ", V " + ggml_type_name(shape_.type_v);

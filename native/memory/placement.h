@@ -35,8 +35,9 @@ struct lctx_stored_layer {
 class lctx_placement {
   public:
     // As lctx_kv_cache. offload_kqv: rows lie on the devices of their layers. Throws lctx_refusal.
-    lctx_placement(const llama_model & model, const llama_memory_params & params, const std::vector<lctx_claimed> & layers,
-                   const lctx_method & method, const lctx_kv_sizes & sizes, bool offload_kqv, uint64_t kv_offload);
+    lctx_placement(const llama_model & model, const llama_memory_params & params,
+                   const std::vector<lctx_claimed> & layers, const lctx_method & method, const lctx_kv_sizes & sizes,
+                   bool offload_kqv, uint64_t kv_offload);
     lctx_placement(const lctx_placement &) = delete;
     lctx_placement & operator=(const lctx_placement &) = delete;
 
@@ -77,7 +78,8 @@ class lctx_placement {
     void attach(ggml_backend_sched_t sched) const;
     // A graph is about to run: the devices have to know where the rows lie.
     void begin_graph() const;
-    // Nothing is running on the devices, and what was staged of a sequence is void: its rows are written from the host next.
+    // Nothing is running on the devices, and what was staged of a sequence is void: its rows are written from the host
+    // next.
     void prepare_writes(int32_t seq) const;
     void wait() const;
 
@@ -90,12 +92,14 @@ class lctx_placement {
 
   private:
     struct device;
-    void set_shape(const llama_model & model, const llama_memory_params & params, const std::vector<lctx_claimed> & layers);
+    void set_shape(const llama_model & model, const llama_memory_params & params,
+                   const std::vector<lctx_claimed> & layers);
     void check_heads(const llama_model & model, const std::vector<lctx_claimed> & layers);
     void find_key_bias(const llama_model & model);
     int32_t units_read(int32_t n_chosen) const;
     int32_t n_staged(uint64_t kv_offload) const;
-    std::vector<device> devices_of(const llama_model & model, const std::vector<lctx_claimed> & layers, bool offload_kqv);
+    std::vector<device> devices_of(const llama_model & model, const std::vector<lctx_claimed> & layers,
+                                   bool offload_kqv);
     void allocate(const device & d, bool dry);
 
     const lctx_method & method_;

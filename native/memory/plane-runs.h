@@ -20,8 +20,9 @@ inline lctx_extent lctx_whole(const lctx_sequences & seqs, int32_t seq) {
     return {lctx_plane_saved::in_states, 0, seqs.n_pos(seq)};
 }
 
-// Every run of bytes that `what` has of a sequence, in the order of states and slices: for every head its rows, block by block, K before V,
-// and its near keys; then for every head the lists of rows and their scores, then summaries, then queries.
+// Every run of bytes that `what` has of a sequence, in the order of states and slices: for every head its rows, block
+// by block, K before V, and its near keys; then for every head the lists of rows and their scores, then summaries, then
+// queries.
 void lctx_each_run(const lctx_placement & placement, const lctx_sequences & seqs, int32_t seq, const lctx_extent & what,
                    const lctx_run_visitor & f);
 

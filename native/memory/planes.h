@@ -1,5 +1,6 @@
-// Planes: what a store keeps of its heads, each with five facts: the bytes of an entry, its key, which heads have it, how it grows, and
-// when it is saved. States, slices, copies, memory, sizes and limits are loops over them: a new plane is a line in lctx_device_store.
+// Planes: what a store keeps of its heads, each with five facts: the bytes of an entry, its key, which heads have it,
+// how it grows, and when it is saved. States, slices, copies, memory, sizes and limits are loops over them: a new plane
+// is a line in lctx_device_store.
 #pragma once
 
 #include "../base/counts.h"
@@ -41,5 +42,7 @@ struct lctx_plane {
     // Entries that a head has for n_row rows, of which it holds n_cell; pages are counted by their owners.
     int32_t used(int32_t n_row, int32_t n_cell) const;
     // Entries that need memory then.
-    int32_t committed(int32_t n_row, int32_t n_cell) const { return at_once && n_row > 0 ? n_entry : used(n_row, n_cell); }
+    int32_t committed(int32_t n_row, int32_t n_cell) const {
+        return at_once && n_row > 0 ? n_entry : used(n_row, n_cell);
+    }
 };

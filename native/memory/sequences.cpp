@@ -30,7 +30,8 @@ std::string lctx_sequences::why_unsound(const lctx_sequence & s) const {
         return "it holds " + std::to_string(n) + " tokens, n_ctx is " + std::to_string(sizes_.n_ctx);
     }
     // first_live(), and what why_not_back_to allows
-    if (s.first_live < 0 || s.first_live % LCTX_PAGE_ROWS != 0 || s.first_live > std::max(method_.first_row(n), method_.n_sink())) {
+    if (s.first_live < 0 || s.first_live % LCTX_PAGE_ROWS != 0 ||
+        s.first_live > std::max(method_.first_row(n), method_.n_sink())) {
         return WRONG;
     }
     const int32_t most_near = near_rows_ > 0 ? std::max(0, n - method_.near_window() + 1) : 0;
@@ -86,8 +87,8 @@ std::string lctx_sequences::why_not_back_to(int32_t seq, int32_t p) const {
     return "position " + std::to_string(p) + " is too far back for " + method_.full_spec() + ": " +
            (!rows              ? "rows that it reads are gone; evaluate the prefix again"
             : p < s.evicted_to ? "rows were evicted after it; evaluate the prefix again, or restore a checkpoint"
-            : !votes           ? "later queries have voted on what is kept; evaluate the prefix again, or restore a checkpoint"
-                               : "queries of its chunk are gone; go back to the chunk's beginning");
+            : !votes ? "later queries have voted on what is kept; evaluate the prefix again, or restore a checkpoint"
+                     : "queries of its chunk are gone; go back to the chunk's beginning");
 }
 
 int32_t lctx_sequences::restorable(int32_t seq, int32_t n) const {

@@ -1,5 +1,5 @@
-// The sequences of a cache as the host knows them: how many rows each has, what is left of them, and what can be taken back. There are no
-// rows here and no devices.
+// The sequences of a cache as the host knows them: how many rows each has, what is left of them, and what can be taken
+// back. There are no rows here and no devices.
 #pragma once
 
 #include "../methods/method.h"
@@ -17,12 +17,14 @@ class llama_io_write_i;
 // Between two calls (lctx_sequences::why_unsound):
 //
 //   rows       0 <= n_pos <= n_ctx.
-//   pages      Rows in [n_sink, first_live) have none. first_live begins a page, and no query from n_pos on reads rows before it.
-//   near keys  Those of rows before first_near were overwritten; those in the window of the next query are there.
-//   queries    open[h] is a chunk that has begun, or -1, and not twice the same. The chunk that is not complete is one of them.
-//   evictions  Rows before evicted_to were judged: the last border before the end, or the end where that is a border. Queries before
-//              voted_to may have voted. The votes of those from undo_from on can be taken back: it is -1, or in [evicted_to, voted_to).
-//              Where the rule waits for a replay, voted_to is evicted_to, and nothing can be taken back.
+//   pages      Rows in [n_sink, first_live) have none. first_live begins a page, and no query from n_pos on reads rows
+//   before it. near keys  Those of rows before first_near were overwritten; those in the window of the next query are
+//   there. queries    open[h] is a chunk that has begun, or -1, and not twice the same. The chunk that is not complete
+//   is one of them. evictions  Rows before evicted_to were judged: the last border before the end, or the end where
+//   that is a border. Queries before
+//              voted_to may have voted. The votes of those from undo_from on can be taken back: it is -1, or in
+//              [evicted_to, voted_to). Where the rule waits for a replay, voted_to is evicted_to, and nothing can be
+//              taken back.
 //   spans      The first begins at row 0, and each of the others after the one before it and before n_pos.
 struct lctx_sequence {
     int32_t n_pos = 0;
@@ -34,7 +36,7 @@ struct lctx_sequence {
     int32_t voted_to = 0;
     int32_t undo_from = -1;
     int32_t replay_from = INT32_MAX;  // queries from here on vote in a replay
-    int32_t piece_first = 0;          // of the text, they read the rows [piece_first, piece_end) and the first ones; none: all
+    int32_t piece_first = 0;  // of the text, they read the rows [piece_first, piece_end) and the first ones; none: all
     int32_t piece_end = 0;
     bool shares = false;  // pages may have other owners
     std::vector<lctx_row_span> spans = {{0, 0}};
@@ -61,7 +63,8 @@ class lctx_sequences {
     std::string why_not_back_to(int32_t seq, int32_t p) const;
     // The longest prefix of at most n rows that the sequence can be cut back to.
     int32_t restorable(int32_t seq, int32_t n) const;
-    // The last position up to p that a sequence can be cut back to, however long it has become, where heads do not evict.
+    // The last position up to p that a sequence can be cut back to, however long it has become, where heads do not
+    // evict.
     int32_t cut_before(int32_t p) const { return has_open() ? p - p % chunks_->chunk_size : p; }
     // Forget what lies beyond the end.
     void forget_beyond(int32_t seq);

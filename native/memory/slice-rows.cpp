@@ -1,4 +1,5 @@
-// Rows of a slice that come to the end of a sequence: all of them, or those that the heads kept when the text was compressed.
+// Rows of a slice that come to the end of a sequence: all of them, or those that the heads kept when the text was
+// compressed.
 #include "slice-rows.h"
 
 #include <algorithm>
@@ -10,7 +11,8 @@ struct slice_of_head {
     int32_t n_row, first, n, to;
 };
 
-std::vector<slice_of_head> divide(const lctx_cache_parts & parts, int32_t seq, const lctx_slice & slice, int32_t skip, int32_t n) {
+std::vector<slice_of_head> divide(const lctx_cache_parts & parts, int32_t seq, const lctx_slice & slice, int32_t skip,
+                                  int32_t n) {
     std::vector<slice_of_head> heads;
     parts.placement.each_head([&](lctx_device_store & store, int32_t head) {
         slice_of_head h = {slice.n_row(), skip, n, store.n_cell(seq, head, parts.seqs.n_pos(seq))};
@@ -26,7 +28,8 @@ std::vector<slice_of_head> divide(const lctx_cache_parts & parts, int32_t seq, c
 }
 
 // n rows of a head that lie one after the other in memory of the host, from cell on.
-void land(lctx_device_store & store, const lctx_plane & plane, int32_t seq, int32_t head, int32_t cell, int32_t n, const uint8_t * bytes) {
+void land(lctx_device_store & store, const lctx_plane & plane, int32_t seq, int32_t head, int32_t cell, int32_t n,
+          const uint8_t * bytes) {
     for (int32_t i = 0, n_run; i < n; i += n_run) {
         const int32_t at = (cell + i) % LCTX_PAGE_ROWS;
         n_run = std::min(n - i, LCTX_PAGE_ROWS - at);
@@ -42,7 +45,8 @@ void read_rows(lctx_state_reader & io, lctx_device_store & store, int32_t seq, i
         const int32_t first = std::max(0, h.first - row), end = std::min(n_block, h.first + h.n - row);
         for (const lctx_plane * plane : store.row_planes()) {
             const uint8_t * bytes = lctx_slice_rows(io, *plane, n_block);
-            land(store, *plane, seq, head, h.to + row + first - h.first, end - first, bytes + first * plane->entry_size);
+            land(store, *plane, seq, head, h.to + row + first - h.first, end - first,
+                 bytes + first * plane->entry_size);
         }
     }
 }
@@ -88,11 +92,13 @@ void lctx_require_slice(bool ok, const std::string & reason) {
 
 const uint8_t * lctx_slice_rows(lctx_state_reader & io, const lctx_plane & plane, int64_t n) {
     const uint8_t * bytes = io.take(n * plane.entry_size);
-    lctx_require_slice(ggml_validate_row_data(plane.tensor->type, bytes, n * plane.entry_size), "it holds numbers that are not finite");
+    lctx_require_slice(ggml_validate_row_data(plane.tensor->type, bytes, n * plane.entry_size),
+                       "it holds numbers that are not finite");
     return bytes;
 }
 
-void lctx_append_rows(lctx_cache_parts & parts, lctx_state_reader & io, int32_t seq, const lctx_slice & slice, int32_t skip, int32_t n) {
+void lctx_append_rows(lctx_cache_parts & parts, lctx_state_reader & io, int32_t seq, const lctx_slice & slice,
+                      int32_t skip, int32_t n) {
     const std::vector<slice_of_head> heads = divide(parts, seq, slice, skip, n);
     lctx_growth growth = {n, {}, 0};
     for (const slice_of_head & h : heads) {
@@ -102,7 +108,8 @@ void lctx_append_rows(lctx_cache_parts & parts, lctx_state_reader & io, int32_t 
     lctx_require_slice(why.empty(), why);
     try {
         size_t i = 0;
-        parts.placement.each_head([&](lctx_device_store & store, int32_t head) { read_rows(io, store, seq, head, heads[i++]); });
+        parts.placement.each_head(
+            [&](lctx_device_store & store, int32_t head) { read_rows(io, store, seq, head, heads[i++]); });
         lctx_require_slice(io.at_end(), "it is longer than its rows");
     } catch (...) {
         parts.blocks.shrink(seq, growth);

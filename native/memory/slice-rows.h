@@ -24,4 +24,5 @@ void lctx_require_slice(bool ok, const std::string & reason);
 const uint8_t * lctx_slice_rows(lctx_state_reader & io, const lctx_plane & plane, int64_t n);
 
 // Append rows [skip, skip + n) of a slice. When it throws, the sequence is as before.
-void lctx_append_rows(lctx_cache_parts & parts, lctx_state_reader & io, int32_t seq, const lctx_slice & slice, int32_t skip, int32_t n);
+void lctx_append_rows(lctx_cache_parts & parts, lctx_state_reader & io, int32_t seq, const lctx_slice & slice,
+                      int32_t skip, int32_t n);

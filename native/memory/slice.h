@@ -1,5 +1,5 @@
-// Slices of a sequence: its rows of some positions, and what goes with them, as a text is stored piece by piece. Slices that follow each
-// other make the sequence again, in any context of the same model, method and types.
+// Slices of a sequence: its rows of some positions, and what goes with them, as a text is stored piece by piece. Slices
+// that follow each other make the sequence again, in any context of the same model, method and types.
 #pragma once
 
 #include "cache-parts.h"
@@ -16,5 +16,6 @@ std::string lctx_why_no_slices(const lctx_cache_parts & parts);
 void lctx_write_slice(const lctx_cache_parts & parts, llama_io_write_i & io, int32_t seq, int32_t first, int32_t end);
 // Append a slice to the sequence. What was taken for it is there when it throws, up to its end.
 void lctx_read_slice(lctx_cache_parts & parts, lctx_state_reader & io, int32_t seq);
-// Append n rows of a slice after its first `skip`, wherever it was read, as a span. When it throws, the sequence is as before.
+// Append n rows of a slice after its first `skip`, wherever it was read, as a span. When it throws, the sequence is as
+// before.
 void lctx_insert_slice(lctx_cache_parts & parts, lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n);

@@ -1,7 +1,7 @@
 // Spans: a sequence that is put together of rows that were read elsewhere, and out of whose middle rows left.
 //
-// Keys stay as they were rotated. A span says by how much that position is ahead of the row, and a query looks from as much further ahead.
-// New rows go to the last span.
+// Keys stay as they were rotated. A span says by how much that position is ahead of the row, and a query looks from as
+// much further ahead. New rows go to the last span.
 #include "sequences.h"
 #include "state-io.h"
 
@@ -28,11 +28,14 @@ int32_t lctx_sequences::n_exact(int32_t seq) const {
 std::string lctx_sequences::why_no_spans(const std::vector<lctx_row_span> & spans) const {
     const int32_t most = method_.n_span();
     if ((int32_t)spans.size() > most) {
-        return "a sequence of " + method_.full_spec() + " has at most " + std::to_string(most) + " span" + (most == 1 ? "" : "s") +
-               ", and this takes " + std::to_string(spans.size()) + ": use method=full,spans=" + std::to_string(spans.size());
+        return "a sequence of " + method_.full_spec() + " has at most " + std::to_string(most) + " span" +
+               (most == 1 ? "" : "s") + ", and this takes " + std::to_string(spans.size()) +
+               ": use method=full,spans=" + std::to_string(spans.size());
     }
-    const bool is_far = std::any_of(spans.begin(), spans.end(), [](const lctx_row_span & s) { return s.shift > MOST_SHIFT; });
-    return is_far ? "more than " + std::to_string(MOST_SHIFT) + " tokens have left the sequence: evaluate it again" : "";
+    const bool is_far =
+        std::any_of(spans.begin(), spans.end(), [](const lctx_row_span & s) { return s.shift > MOST_SHIFT; });
+    return is_far ? "more than " + std::to_string(MOST_SHIFT) + " tokens have left the sequence: evaluate it again"
+                  : "";
 }
 
 std::vector<lctx_row_span> lctx_sequences::spans_without(int32_t seq, int32_t first, int32_t end) const {
@@ -77,7 +80,8 @@ std::vector<lctx_row_span> lctx_sequences::read_spans(llama_io_read_i & io, int3
     std::vector<lctx_row_span> spans(n);
     io.read(spans.data(), n * sizeof(lctx_row_span));
     for (int32_t i = 0; i < n; i++) {
-        const bool follows = i == 0 ? spans[i].first == 0 : spans[i].first > spans[i - 1].first && spans[i].first < n_pos;
+        const bool follows =
+            i == 0 ? spans[i].first == 0 : spans[i].first > spans[i - 1].first && spans[i].first < n_pos;
         const bool is_position = spans[i].shift <= MOST_SHIFT && (int64_t)spans[i].first + spans[i].shift >= 0;
         lctx_require_state(follows && is_position, "its spans contradict each other");
     }

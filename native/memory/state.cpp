@@ -1,8 +1,8 @@
 // Save and restore: rows as they are stored, so a restored sequence continues with the same logits.
 //
-// Layout: header, then per sequence its id, counters, and for every layer and KV head the bytes of its rows, block by block,
-// K before V, and of its near ring; then what every head holds, summaries of chunks and open queries. The index of keys is
-// made again. What differs from this memory is refused with a message, and nothing is left half restored.
+// Layout: header, then per sequence its id, counters, and for every layer and KV head the bytes of its rows, block by
+// block, K before V, and of its near ring; then what every head holds, summaries of chunks and open queries. The index
+// of keys is made again. What differs from this memory is refused with a message, and nothing is left half restored.
 #include "state.h"
 
 #include "plane-runs.h"
@@ -53,16 +53,19 @@ template <typename T> T get(llama_io_read_i & io) {
 
 void write_sequence(const lctx_cache_parts & parts, llama_io_write_i & io, int32_t seq) {
     const lctx_sequence & s = parts.seqs[seq];
-    put(io, state_sequence{seq, s.n_pos, s.first_live, s.first_near, {s.open[0], s.open[1]}, s.evicted_to, s.voted_to, s.undo_from});
+    put(io,
+        state_sequence{
+            seq, s.n_pos, s.first_live, s.first_near, {s.open[0], s.open[1]}, s.evicted_to, s.voted_to, s.undo_from});
     parts.seqs.write_spans(io, seq);
     parts.placement.each_head([&](const lctx_device_store & store, int32_t head) {
         if (parts.placement.retain()) {
             put(io, store.gone(seq, head));
         }
     });
-    lctx_each_run(
-        parts.placement, parts.seqs, seq, lctx_whole(parts.seqs, seq),
-        [&](lctx_device_store &, const lctx_plane & plane, size_t offset, size_t size) { io.write_tensor(plane.tensor, offset, size); });
+    lctx_each_run(parts.placement, parts.seqs, seq, lctx_whole(parts.seqs, seq),
+                  [&](lctx_device_store &, const lctx_plane & plane, size_t offset, size_t size) {
+                      io.write_tensor(plane.tensor, offset, size);
+                  });
 }
 
 // Return whether queries before voted_to may have given a row this score.
@@ -83,7 +86,9 @@ std::string why_no_values(const lctx_cache_parts & parts, const lctx_sequence & 
     switch (plane.values) {
         case lctx_plane_values::any: return "";
         case lctx_plane_values::finite:
-            return ggml_validate_row_data(plane.tensor->type, bytes.data(), bytes.size()) ? "" : "it holds numbers that are not finite";
+            return ggml_validate_row_data(plane.tensor->type, bytes.data(), bytes.size())
+                       ? ""
+                       : "it holds numbers that are not finite";
         default: memcpy(list.data(), bytes.data(), bytes.size());
     }
     for (int32_t i = 0; plane.values == lctx_plane_values::rows && i < n; i++) {
@@ -94,8 +99,11 @@ std::string why_no_values(const lctx_cache_parts & parts, const lctx_sequence & 
     }
     // of a score that can be taken back, those of rows that were there before
     const int32_t n_undo = s.undo_from >= 0 ? n - (s.n_pos - s.undo_from) : 0;
-    const int32_t n_score = plane.values == lctx_plane_values::scores ? n : plane.values == lctx_plane_values::undo ? n_undo : 0;
-    const bool ok = std::all_of(list.begin(), list.begin() + n_score, [&](int32_t score) { return is_score(parts, score, s.voted_to); });
+    const int32_t n_score = plane.values == lctx_plane_values::scores ? n
+                            : plane.values == lctx_plane_values::undo ? n_undo
+                                                                      : 0;
+    const bool ok = std::all_of(list.begin(), list.begin() + n_score,
+                                [&](int32_t score) { return is_score(parts, score, s.voted_to); });
     return ok ? "" : "it has scores that no query gives";
 }
 
@@ -123,7 +131,8 @@ lctx_growth read_growth(const lctx_cache_parts & parts, llama_io_read_i & io, co
         io.read(gone.data(), parts.placement.n_head() * sizeof(int32_t));
     }
     // the newest rows before a border stay
-    const int32_t most_gone = parts.placement.retain() ? std::max(0, s.evicted_to - parts.placement.retain()->recent) : 0;
+    const int32_t most_gone =
+        parts.placement.retain() ? std::max(0, s.evicted_to - parts.placement.retain()->recent) : 0;
     lctx_require_state(std::all_of(gone.begin(), gone.end(), [&](int32_t n) { return 0 <= n && n <= most_gone; }),
                        "its counters contradict each other");
     lctx_growth growth = {s.n_pos, {}, s.first_live};
@@ -190,19 +199,24 @@ void lctx_check_header(const lctx_cache_parts & parts, llama_io_read_i & io, int
     const lctx_method & method = parts.placement.method();
     const auto header = get<state_header>(io);
     lctx_require_state(header.magic == MAGIC, "it was not written by a context with a method");
-    lctx_require_state(header.version == VERSION,
-                       "its version is " + std::to_string(header.version) + ", this one reads " + std::to_string(VERSION));
+    lctx_require_state(header.version == VERSION, "its version is " + std::to_string(header.version) +
+                                                      ", this one reads " + std::to_string(VERSION));
     const auto n_spec = get<uint32_t>(io);
     lctx_require_state(n_spec <= MAX_SPEC, "its method is not readable");
     std::string spec(n_spec, 0);
     io.read(spec.data(), n_spec);
-    lctx_require_state(std::all_of(spec.begin(), spec.end(), [](char c) { return c >= ' ' && c <= '~'; }), "its method is not readable");
-    lctx_require_state(spec == method.full_spec(), "it was written with " + spec + ", this context runs " + method.full_spec());
-    lctx_require_state(header.type_k == shape.type_k && header.type_v == shape.type_v, "its K or V type is another one");
+    lctx_require_state(std::all_of(spec.begin(), spec.end(), [](char c) { return c >= ' ' && c <= '~'; }),
+                       "its method is not readable");
+    lctx_require_state(spec == method.full_spec(),
+                       "it was written with " + spec + ", this context runs " + method.full_spec());
+    lctx_require_state(header.type_k == shape.type_k && header.type_v == shape.type_v,
+                       "its K or V type is another one");
     lctx_require_state(header.head_dim_k == shape.head_dim_k && header.head_dim_v == shape.head_dim_v &&
-                           header.n_layer == (int32_t)parts.placement.layers().size() && header.n_head_total == parts.placement.n_head(),
+                           header.n_layer == (int32_t)parts.placement.layers().size() &&
+                           header.n_head_total == parts.placement.n_head(),
                        "it belongs to a model of another shape");
-    lctx_require_state(memcmp(&header.rope, &parts.rope, sizeof(parts.rope)) == 0, "its keys were rotated with other RoPE settings");
+    lctx_require_state(memcmp(&header.rope, &parts.rope, sizeof(parts.rope)) == 0,
+                       "its keys were rotated with other RoPE settings");
     lctx_require_state(header.hadamard.k == shape.hadamard.k && header.hadamard.v == shape.hadamard.v,
                        "its rows were stored with another Hadamard transform (LLAMA_ATTN_ROT_DISABLE)");
     lctx_require_state(header.near_rows == (n_seq > 0 ? shape.near_rows : method.near_window()),

@@ -8,7 +8,8 @@ std::string lctx_blocks::check_limit(int64_t n_page, const std::vector<int32_t> 
     if (wanted <= kv_limit_) {
         return "";
     }
-    return "kv_limit reached: " + std::to_string(wanted) + " bytes are needed, kv_limit is " + std::to_string(kv_limit_) +
+    return "kv_limit reached: " + std::to_string(wanted) + " bytes are needed, kv_limit is " +
+           std::to_string(kv_limit_) +
            "; raise it, evict more (a smaller window or budget), use a smaller type_k and type_v, or remove tokens";
 }
 

@@ -23,7 +23,8 @@ void lctx_filter::whole::add(int32_t first, int32_t end) {
     }
 }
 
-// The first row of the nearby ones: the recent chunks, and where near keys lie in a ring, which is not indexed, those too.
+// The first row of the nearby ones: the recent chunks, and where near keys lie in a ring, which is not indexed, those
+// too.
 int32_t lctx_filter::first_near(int32_t p) const {
     const int32_t size = chunks_.chunk_size;
     int32_t first = (p / size - chunks_.n_recent) * size;
@@ -83,8 +84,8 @@ void lctx_filter::write(int32_t p, int32_t first, int32_t last, bool chooses, lc
     for (int32_t s = 0; s < n_base_; s++) {
         const interval mine = {base[s].row0, base[s].row1};
         const auto within = [&](int32_t first, int32_t end) {
-            return lctx_segment{std::max(mine.first, first), std::max(std::max(mine.first, first), std::min(mine.end, end)), base[s].angle,
-                                0};
+            return lctx_segment{std::max(mine.first, first),
+                                std::max(std::max(mine.first, first), std::min(mine.end, end)), base[s].angle, 0};
         };
         int32_t n = 0;
         if (all && mine.size() > 0) {
@@ -120,9 +121,12 @@ int32_t lctx_filter::n_read() const {
     base_.segments(FAR, now);
     base_.segments(FAR + 1, then);
     const int32_t size = chunks_.chunk_size, of_tile = chunks_.has_tiles() ? chunks_.tile / size + 1 : 0;
-    int32_t n = std::max({chunks_.n_chunk(), chunks_.has_tiles() ? chunks_.n_listed() : 0, (from_ + size - 1) / size}) + of_tile;
+    int32_t n = std::max({chunks_.n_chunk(), chunks_.has_tiles() ? chunks_.n_listed() : 0, (from_ + size - 1) / size}) +
+                of_tile;
     for (int32_t s = 0; s < n_base_; s++) {
-        n += of_tile + (now[s].row0 == then[s].row0 ? 0 : (base_.near_mask() >> s & 1) ? base_.near_window() / size + 2 : 1);
+        n += of_tile + (now[s].row0 == then[s].row0    ? 0
+                        : (base_.near_mask() >> s & 1) ? base_.near_window() / size + 2
+                                                       : 1);
     }
     return n;
 }

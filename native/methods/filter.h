@@ -1,22 +1,25 @@
-// Selection as a filter on the segments of a base: which rows a query reads whole, and from which chunks it chooses (ops/chunks.h).
+// Selection as a filter on the segments of a base: which rows a query reads whole, and from which chunks it chooses
+// (ops/chunks.h).
 #pragma once
 
 #include "method.h"
 
 class lctx_filter {
   public:
-    // The base outlives the filter. chunks: chunk_size, n_free and n_recent are set; the filter adds n_run and n_range. Queries before row
-    // `from` do not choose.
+    // The base outlives the filter. chunks: chunk_size, n_free and n_recent are set; the filter adds n_run and n_range.
+    // Queries before row `from` do not choose.
     lctx_filter(const lctx_method & base, lctx_chunks & chunks, int32_t from);
 
     // Queries before row `from` do not choose from now on.
     void set_from(int32_t from) { from_ = from; }
     // Whether the query at p chooses: else it reads the segments of the base.
     bool selects(int32_t p) const { return p >= from_ && n_far(p, p) > chunks_.n_free; }
-    // Whether the tokens from p on are a tile: not where a segment of the base begins much further on for the last of them, since rows that
-    // they see from different angles are read whole.
+    // Whether the tokens from p on are a tile: not where a segment of the base begins much further on for the last of
+    // them, since rows that they see from different angles are read whole.
     bool is_tile(int32_t p) const;
-    bool tile_selects(int32_t p) const { return is_tile(p) && p >= from_ && n_far(p, p + chunks_.tile - 1) > chunks_.n_shared; }
+    bool tile_selects(int32_t p) const {
+        return is_tile(p) && p >= from_ && n_far(p, p + chunks_.tile - 1) > chunks_.n_shared;
+    }
     // n_run runs and n_range ranges of the query at p; the angles are the base's.
     void segments(int32_t p, lctx_segment * segs) const { write(p, p, p, selects(p), segs); }
     // The same in the tile that begins at `first`: its queries read the same rows whole, each up to its own.

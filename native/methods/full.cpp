@@ -1,7 +1,7 @@
 // Full attention: every key at its own position, every query reads all rows up to its own.
 //
-// With spans=N a sequence may be put together of rows that were read elsewhere, and rows may leave its middle: every query sees each span
-// from a distance of its own (memory/spans.cpp), so nothing that is stored is rotated again.
+// With spans=N a sequence may be put together of rows that were read elsewhere, and rows may leave its middle: every
+// query sees each span from a distance of its own (memory/spans.cpp), so nothing that is stored is rotated again.
 #include "method.h"
 
 #include <algorithm>
@@ -20,8 +20,8 @@ class full_method final : public lctx_method {
             text += ", in up to " + std::to_string(most_spans) + " spans";
         }
         if (env.n_ctx > env.n_ctx_train) {
-            text += "; n_ctx " + std::to_string(env.n_ctx) + " is beyond the trained context " + std::to_string(env.n_ctx_train) +
-                    ", where answers break down (try method=selfextend)";
+            text += "; n_ctx " + std::to_string(env.n_ctx) + " is beyond the trained context " +
+                    std::to_string(env.n_ctx_train) + ", where answers break down (try method=selfextend)";
         }
         return text;
     }

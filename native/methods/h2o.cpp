@@ -1,4 +1,5 @@
-// H2O (arXiv 2306.14048): of a budget of rows a head keeps the newest and those with the largest sum of attention weights.
+// H2O (arXiv 2306.14048): of a budget of rows a head keeps the newest and those with the largest sum of attention
+// weights.
 #include "method.h"
 
 lctx_rule lctx_h2o_create(const lctx_method_spec & spec, const lctx_method_env & env) {
@@ -11,7 +12,8 @@ lctx_rule lctx_h2o_create(const lctx_method_spec & spec, const lctx_method_env &
     r.evict_every = lctx_rule_evict_every(spec, r.budget);
     r.window = r.evict_every;
     if (r.recent >= r.budget) {
-        throw lctx_refusal("h2o: recent " + std::to_string(r.recent) + " must be below budget " + std::to_string(r.budget));
+        throw lctx_refusal("h2o: recent " + std::to_string(r.recent) + " must be below budget " +
+                           std::to_string(r.budget));
     }
     const std::string heads = lctx_rule_heads(spec, r);
     return {r,

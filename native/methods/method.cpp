@@ -7,9 +7,10 @@
 #include <climits>
 #include <cstdlib>
 
-lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create, lctx_dca_create,
-    lctx_string_create;
-lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create, lctx_kvzip_create, lctx_snapkv_create;
+lctx_method_factory lctx_full_create, lctx_window_create, lctx_selfextend_create, lctx_longheads_create,
+    lctx_dca_create, lctx_string_create;
+lctx_rule_factory lctx_corm_create, lctx_h2o_create, lctx_scissorhands_create, lctx_tova_create, lctx_kvzip_create,
+    lctx_snapkv_create;
 
 namespace {
 
@@ -41,8 +42,8 @@ const std::vector<entry> & table() {
         {"window", {"n_sink", "window"}, true, false, lctx_window_create, nullptr},
         {"selfextend", {"group_size", "neighbor_window"}, true, true, lctx_selfextend_create, nullptr},
         {"longheads",
-         {"chunk_size", "window", "n_recent", "select=head|group", representations(), "position=full|string|dca|selfextend|packed",
-          "select_from", "tile", "tile_window", "tile_cutoff"},
+         {"chunk_size", "window", "n_recent", "select=head|group", representations(),
+          "position=full|string|dca|selfextend|packed", "select_from", "tile", "tile_window", "tile_cutoff"},
          true,
          true,
          lctx_longheads_create,
@@ -51,7 +52,12 @@ const std::vector<entry> & table() {
         {"string", {"shift_offset", "local_window"}, false, true, lctx_string_create, nullptr},
         {"corm", {"window", "recent", "evict_every"}, false, false, nullptr, lctx_corm_create},
         {"h2o", {"budget", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_h2o_create},
-        {"scissorhands", {"budget", "window", "recent", "evict_every", HEADS}, false, false, nullptr, lctx_scissorhands_create},
+        {"scissorhands",
+         {"budget", "window", "recent", "evict_every", HEADS},
+         false,
+         false,
+         nullptr,
+         lctx_scissorhands_create},
         {"tova", {"budget", "evict_every", HEADS}, false, false, nullptr, lctx_tova_create},
         {"kvzip", {"replay=text|piece"}, false, false, nullptr, lctx_kvzip_create},
         {"snapkv", {"window", "pool"}, false, false, nullptr, lctx_snapkv_create},
@@ -119,7 +125,8 @@ int32_t value(const entry & e, const std::string & key, const std::string & text
         const std::vector<std::string> words = split(option.substr(eq + 1), '|');
         const auto it = std::find(words.begin(), words.end(), text);
         if (it == words.end()) {
-            throw lctx_refusal(std::string(e.name) + ": " + key + " must be one of " + join(words) + ", not '" + text + "'");
+            throw lctx_refusal(std::string(e.name) + ": " + key + " must be one of " + join(words) + ", not '" + text +
+                               "'");
         }
         return (int32_t)(it - words.begin());
     }
@@ -151,14 +158,17 @@ lctx_method_spec lctx_method_parse(const std::string & text) {
         spec.rule = std::make_shared<lctx_method_spec>(parse_one(parts[1]));
     }
     if (parts.size() > 2 || (spec.rule && (!find(spec.name).composes || !find(spec.rule->name).is_rule()))) {
-        throw lctx_refusal("'" + text + "' cannot be composed: one of " + names([](const entry & e) { return e.composes; }) +
-                           " goes with one of " + names([](const entry & e) { return e.is_rule(); }) + ", such as longheads+corm");
+        throw lctx_refusal("'" + text + "' cannot be composed: one of " +
+                           names([](const entry & e) { return e.composes; }) + " goes with one of " +
+                           names([](const entry & e) { return e.is_rule(); }) + ", such as longheads+corm");
     }
     return spec;
 }
 
 int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_train) {
-    const auto reaches = [&](int32_t n) { return lctx_guard(nullptr, [&] { find(spec.name).create(spec, {n_ctx_train, n, 0, 0}); }); };
+    const auto reaches = [&](int32_t n) {
+        return lctx_guard(nullptr, [&] { find(spec.name).create(spec, {n_ctx_train, n, 0, 0}); });
+    };
     int32_t most = find(spec.name).extends ? 4 * n_ctx_train : n_ctx_train, least = n_ctx_train;
     if (reaches(most) || !reaches(least)) {
         return most;  // when it is refused, that says why
@@ -175,8 +185,8 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
     if (spec.rule) {
         method->rule = find(spec.rule->name).create_rule(*spec.rule, env);
         if (method->n_span() > 1 && (!method->retain()->waits() || method->retain()->recent > 0)) {
-            throw lctx_refusal(spec.name + ": rows of spans stay until they are compressed, so spans and " + spec.rule->name +
-                               " do not go together");
+            throw lctx_refusal(spec.name + ": rows of spans stay until they are compressed, so spans and " +
+                               spec.rule->name + " do not go together");
         }
         if (method->rule->replay == lctx_replay::automatic) {
             method->rule->replay = method->can_read_pieces() ? lctx_replay::piece : lctx_replay::text;
@@ -191,15 +201,16 @@ int32_t lctx_rule_option(const lctx_method_spec & spec, const char * key, int32_
     constexpr int32_t MOST = 1 << 30;
     const int32_t value = spec.get(key) < 0 ? otherwise : spec.get(key);
     if (value < least || value > MOST) {
-        throw lctx_refusal(spec.name + ": " + key + " must be " + std::to_string(least) + " .. " + std::to_string(MOST) + ", not " +
-                           std::to_string(value));
+        throw lctx_refusal(spec.name + ": " + key + " must be " + std::to_string(least) + " .. " +
+                           std::to_string(MOST) + ", not " + std::to_string(value));
     }
     return value;
 }
 
 int32_t lctx_rule_budget(const lctx_method_spec & spec, const lctx_method_env & env, std::string & reason) {
     constexpr int32_t SHARE = 4;
-    reason = spec.get("budget") < 0 ? "budget = a quarter of the trained context " + std::to_string(env.n_ctx_train) : "budget as asked";
+    reason = spec.get("budget") < 0 ? "budget = a quarter of the trained context " + std::to_string(env.n_ctx_train)
+                                    : "budget as asked";
     return lctx_rule_option(spec, "budget", std::max(1, env.n_ctx_train / SHARE), 1);
 }
 

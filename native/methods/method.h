@@ -21,8 +21,8 @@ struct lctx_method_env {
     int32_t n_rep;     // query heads of a KV head; 0: not known
 };
 
-// Rows of a sequence from `first` to the next span: their keys were rotated to row + shift, because they were read elsewhere, or rows
-// before them left. A query at p sees them from p + shift, so that distances are those between rows.
+// Rows of a sequence from `first` to the next span: their keys were rotated to row + shift, because they were read
+// elsewhere, or rows before them left. A query at p sees them from p + shift, so that distances are those between rows.
 struct lctx_row_span {
     int32_t first;
     int32_t shift;
@@ -67,10 +67,12 @@ class lctx_method {
     virtual int32_t n_segment() const = 0;
     virtual void segments(int32_t p, lctx_segment * segs) const = 0;
 
-    // Most spans of a sequence. With more than one, segment and angle i are those of span i, and a new row is stored from the last one's.
+    // Most spans of a sequence. With more than one, segment and angle i are those of span i, and a new row is stored
+    // from the last one's.
     virtual int32_t n_span() const { return 1; }
 
-    // Whether queries of a replay read their own piece of the text: two segments more than spans, of which other queries have none.
+    // Whether queries of a replay read their own piece of the text: two segments more than spans, of which other
+    // queries have none.
     bool reads_pieces() const { return rule && rule->replay == lctx_replay::piece; }
     virtual bool can_read_pieces() const { return false; }
 
@@ -80,13 +82,14 @@ class lctx_method {
     virtual int32_t n_read() const { return 0; }
     // Whether the query at p chooses when it chooses for itself; else its runs are all that it reads.
     virtual bool selects(int32_t) const { return false; }
-    // Whether the tokens [p, p + tile) are a tile, and whether it chooses; else its tokens read everything. p: a multiple of
-    // chunks()->tile.
+    // Whether the tokens [p, p + tile) are a tile, and whether it chooses; else its tokens read everything. p: a
+    // multiple of chunks()->tile.
     virtual bool is_tile(int32_t) const { return false; }
     virtual bool tile_selects(int32_t) const { return false; }
     // segments() of the query at p in the tile that begins at `first`.
     virtual void tile_segments(int32_t /*first*/, int32_t p, lctx_segment * segs) const { segments(p, segs); }
-    // Let queries before row `from` read everything, from the window to the spec's own row; -1: the spec's. Throws lctx_refusal.
+    // Let queries before row `from` read everything, from the window to the spec's own row; -1: the spec's. Throws
+    // lctx_refusal.
     virtual void select_from(int32_t) { throw lctx_refusal(spec() + " has no row from which queries choose"); }
 
     // True when queries and keys are always used at their own positions: nothing is rotated again.
@@ -114,10 +117,12 @@ struct lctx_method_spec {
     }
 };
 
-// "base+rule", where a rule alone goes with full. Throws lctx_refusal when the name or an option is unknown or a value is not a number.
+// "base+rule", where a rule alone goes with full. Throws lctx_refusal when the name or an option is unknown or a value
+// is not a number.
 lctx_method_spec lctx_method_parse(const std::string & text);
 
-// n_ctx for n_ctx = 0: the trained context; up to 4 times that for a method that extends, as far as its own options reach.
+// n_ctx for n_ctx = 0: the trained context; up to 4 times that for a method that extends, as far as its own options
+// reach.
 int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_train);
 
 // Fill in what is automatic and check the rest against the model. Throws lctx_refusal.
@@ -127,9 +132,11 @@ std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, c
 using lctx_method_factory = std::unique_ptr<lctx_method>(const lctx_method_spec & spec, const lctx_method_env & env);
 using lctx_rule_factory = lctx_rule(const lctx_method_spec & spec, const lctx_method_env & env);
 
-// What rules share: an option that is left out is `otherwise`; the budget, and why; how often a rule with a budget evicts.
+// What rules share: an option that is left out is `otherwise`; the budget, and why; how often a rule with a budget
+// evicts.
 int32_t lctx_rule_option(const lctx_method_spec & spec, const char * key, int32_t otherwise, int32_t least);
 int32_t lctx_rule_budget(const lctx_method_spec & spec, const lctx_method_env & env, std::string & reason);
 int32_t lctx_rule_evict_every(const lctx_method_spec & spec, int32_t budget);
-// Whether heads share their budgets; returns what the spec says of it: nothing where they do not, as before there was a choice.
+// Whether heads share their budgets; returns what the spec says of it: nothing where they do not, as before there was a
+// choice.
 std::string lctx_rule_heads(const lctx_method_spec & spec, lctx_retain & retain);

@@ -1,5 +1,5 @@
-// Scissorhands (arXiv 2305.17118, algorithm 2): of a budget of rows a head keeps the newest and those that most queries of the history
-// window found important (at least the average weight).
+// Scissorhands (arXiv 2305.17118, algorithm 2): of a budget of rows a head keeps the newest and those that most queries
+// of the history window found important (at least the average weight).
 #include "method.h"
 
 lctx_rule lctx_scissorhands_create(const lctx_method_spec & spec, const lctx_method_env & env) {
@@ -13,7 +13,8 @@ lctx_rule lctx_scissorhands_create(const lctx_method_spec & spec, const lctx_met
     r.window = lctx_rule_option(spec, "window", r.evict_every, 1);
     r.recent = lctx_rule_option(spec, "recent", r.budget / RECENT_SHARE, 0);
     if (r.recent >= r.budget) {
-        throw lctx_refusal("scissorhands: recent " + std::to_string(r.recent) + " must be below budget " + std::to_string(r.budget));
+        throw lctx_refusal("scissorhands: recent " + std::to_string(r.recent) + " must be below budget " +
+                           std::to_string(r.budget));
     }
     if (r.window > r.evict_every) {
         throw lctx_refusal("scissorhands: window " + std::to_string(r.window) + " must not exceed evict_every " +

@@ -1,8 +1,9 @@
-// SelfExtend (arXiv 2401.01325, algorithm 1 and equations 3-5): exact positions for the last `neighbor_window` keys, floor-divided
-// positions for all others.
+// SelfExtend (arXiv 2401.01325, algorithm 1 and equations 3-5): exact positions for the last `neighbor_window` keys,
+// floor-divided positions for all others.
 //
 // Distance D = p - j < w: exact. Else the relative position is floor(p/G) + w - floor(w/G) - floor(j/G).
-// Far keys are stored at floor(j/G) and read from floor(p/G) + w - floor(w/G); near keys are kept once more, in a ring, at j.
+// Far keys are stored at floor(j/G) and read from floor(p/G) + w - floor(w/G); near keys are kept once more, in a ring,
+// at j.
 #include "method.h"
 
 #include <algorithm>
@@ -11,7 +12,8 @@ namespace {
 
 class selfextend_method final : public lctx_method {
   public:
-    selfextend_method(int32_t group, int32_t window, std::string reason) : group(group), window(window), reason(std::move(reason)) {}
+    selfextend_method(int32_t group, int32_t window, std::string reason)
+        : group(group), window(window), reason(std::move(reason)) {}
 
     std::string spec() const override {
         return "selfextend,group_size=" + std::to_string(group) + ",neighbor_window=" + std::to_string(window);
@@ -69,16 +71,17 @@ std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spe
     const bool auto_group = spec.get("group_size") < 0;
     const int64_t window = spec.get("neighbor_window") < 0 ? trained / 4 : spec.get("neighbor_window");
     if (window < 1 || window >= trained) {
-        throw lctx_refusal("selfextend: neighbor_window must be 1 .. " + text(trained - 1) + " (below the trained context), not " +
-                           text(window));
+        throw lctx_refusal("selfextend: neighbor_window must be 1 .. " + text(trained - 1) +
+                           " (below the trained context), not " + text(window));
     }
     if (auto_group && env.n_ctx <= trained) {
         return std::make_unique<selfextend_method>(
-            1, (int32_t)window, "n_ctx " + text(env.n_ctx) + " fits the trained context " + text(trained) + ", nothing is remapped");
+            1, (int32_t)window,
+            "n_ctx " + text(env.n_ctx) + " fits the trained context " + text(trained) + ", nothing is remapped");
     }
     if (auto_group && 2 * window >= trained) {
-        throw lctx_refusal("selfextend: neighbor_window " + text(window) + " must be below half the trained context " + text(trained) +
-                           " for an automatic group_size; give group_size too");
+        throw lctx_refusal("selfextend: neighbor_window " + text(window) + " must be below half the trained context " +
+                           text(trained) + " for an automatic group_size; give group_size too");
     }
     const int64_t group = auto_group ? smallest_group(trained, env.n_ctx, window) : spec.get("group_size");
     if (group < 1) {
@@ -86,12 +89,12 @@ std::unique_ptr<lctx_method> lctx_selfextend_create(const lctx_method_spec & spe
     }
     const int64_t largest = (trained - window) * group + window;
     if (env.n_ctx > largest) {
-        throw lctx_refusal("selfextend: group_size " + text(group) + " and neighbor_window " + text(window) + " allow n_ctx up to " +
-                           text(largest) + " with the trained context " + text(trained) + ", not " + text(env.n_ctx) +
-                           "; raise group_size or leave it out to have it chosen");
+        throw lctx_refusal("selfextend: group_size " + text(group) + " and neighbor_window " + text(window) +
+                           " allow n_ctx up to " + text(largest) + " with the trained context " + text(trained) +
+                           ", not " + text(env.n_ctx) + "; raise group_size or leave it out to have it chosen");
     }
-    const std::string reason = auto_group
-                                   ? "smallest group with L/2 > w + (n_ctx - w)/G for n_ctx " + text(env.n_ctx) + ", L " + text(trained)
-                                   : "as asked; n_ctx up to " + text(largest) + " is possible";
+    const std::string reason =
+        auto_group ? "smallest group with L/2 > w + (n_ctx - w)/G for n_ctx " + text(env.n_ctx) + ", L " + text(trained)
+                   : "as asked; n_ctx up to " + text(largest) + " is possible";
     return std::make_unique<selfextend_method>((int32_t)group, (int32_t)window, reason);
 }

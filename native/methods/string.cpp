@@ -1,4 +1,5 @@
-// STRING (arXiv 2410.18745, section 4.1): exact positions nearby, and far keys at distances that training saw more often.
+// STRING (arXiv 2410.18745, section 4.1): exact positions nearby, and far keys at distances that training saw more
+// often.
 //
 // Distance D = p - j < S: exact. Else D - S + W (equation 4, with the shift offset S and the local window W).
 // Keys are stored at j. The query at p reads the last S keys, its own included, from p, and all before from p - S + W.
@@ -10,9 +11,12 @@ namespace {
 
 class string_method final : public lctx_method {
   public:
-    string_method(int32_t shift, int32_t window, std::string reason) : shift(shift), window(window), reason(std::move(reason)) {}
+    string_method(int32_t shift, int32_t window, std::string reason)
+        : shift(shift), window(window), reason(std::move(reason)) {}
 
-    std::string spec() const override { return "string,shift_offset=" + std::to_string(shift) + ",local_window=" + std::to_string(window); }
+    std::string spec() const override {
+        return "string,shift_offset=" + std::to_string(shift) + ",local_window=" + std::to_string(window);
+    }
 
     std::string why() const override { return spec() + ": " + reason; }
 
@@ -60,20 +64,24 @@ std::unique_ptr<lctx_method> lctx_string_create(const lctx_method_spec & spec, c
     const int64_t most_window = auto_window ? automatic_window(env.n_ctx_train) : spec.get("local_window");
     const int64_t shift = auto_shift ? automatic_shift(trained, n_ctx, most_window) : spec.get("shift_offset");
     if (shift < 1 || shift > trained) {
-        throw lctx_refusal("string: shift_offset must be 1 .. " + text(trained) + " (the trained context), not " + text(shift));
+        throw lctx_refusal("string: shift_offset must be 1 .. " + text(trained) + " (the trained context), not " +
+                           text(shift));
     }
     const int64_t window = auto_window ? std::min(most_window, shift) : most_window;
     if (window < 1 || window > shift) {
-        throw lctx_refusal("string: local_window must be 1 .. " + text(shift) + " (at most shift_offset), not " + text(window));
+        throw lctx_refusal("string: local_window must be 1 .. " + text(shift) + " (at most shift_offset), not " +
+                           text(window));
     }
     const int64_t largest = trained + shift - window;
     if (n_ctx > largest) {
-        throw lctx_refusal("string: shift_offset " + text(shift) + " and local_window " + text(window) + " allow n_ctx up to " +
-                           text(largest) + " with the trained context " + text(trained) + ", not " + text(n_ctx) +
+        throw lctx_refusal("string: shift_offset " + text(shift) + " and local_window " + text(window) +
+                           " allow n_ctx up to " + text(largest) + " with the trained context " + text(trained) +
+                           ", not " + text(n_ctx) +
                            (auto_shift ? "" : "; raise shift_offset or leave it out to have it chosen"));
     }
-    const std::string chosen = auto_shift ? "a third of the trained context " + text(trained) + ", or what n_ctx " + text(n_ctx) + " needs"
-                                          : "as asked; n_ctx up to " + text(largest) + " is possible";
+    const std::string chosen =
+        auto_shift ? "a third of the trained context " + text(trained) + ", or what n_ctx " + text(n_ctx) + " needs"
+                   : "as asked; n_ctx up to " + text(largest) + " is possible";
     return std::make_unique<string_method>((int32_t)shift, (int32_t)window,
                                            chosen + "; the first " + text(shift) + " tokens are read as by full");
 }

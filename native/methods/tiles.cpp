@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-lctx_batch_tiles::lctx_batch_tiles(const lctx_method & method, std::vector<int32_t> pos, const std::vector<int32_t> & seq)
+lctx_batch_tiles::lctx_batch_tiles(const lctx_method & method, std::vector<int32_t> pos,
+                                   const std::vector<int32_t> & seq)
     : method_(method), pos_(std::move(pos)), first_(pos_.size(), -1) {
     const int32_t size = method.chunks() ? method.chunks()->tile : 1, n = (int32_t)pos_.size();
     for (int32_t i = 0; size > 1 && i + size <= n;) {

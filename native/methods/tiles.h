@@ -1,5 +1,5 @@
-// Which tokens of a batch belong to whole tiles (../ops/chunks.h). It depends on rows alone, so a text that is read in other pieces has the
-// same tiles wherever those end at multiples of the tile.
+// Which tokens of a batch belong to whole tiles (../ops/chunks.h). It depends on rows alone, so a text that is read in
+// other pieces has the same tiles wherever those end at multiples of the tile.
 #pragma once
 
 #include "method.h"

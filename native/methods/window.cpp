@@ -1,7 +1,8 @@
 // Attention sinks and a sliding window (StreamingLLM, arXiv 2309.17453; LM-Infinite, arXiv 2308.16137).
 //
-// The query at p reads the first n_sink keys from position min(p, n_sink + window - 1), as if they stood just before the
-// window, and the last `window` keys, its own included, at true distances. Rows between are dead and their pages return.
+// The query at p reads the first n_sink keys from position min(p, n_sink + window - 1), as if they stood just before
+// the window, and the last `window` keys, its own included, at true distances. Rows between are dead and their pages
+// return.
 #include "method.h"
 
 #include <algorithm>
@@ -10,9 +11,12 @@ namespace {
 
 class window_method final : public lctx_method {
   public:
-    window_method(int32_t n_sink, int32_t window, std::string reason) : sink(n_sink), window(window), reason(std::move(reason)) {}
+    window_method(int32_t n_sink, int32_t window, std::string reason)
+        : sink(n_sink), window(window), reason(std::move(reason)) {}
 
-    std::string spec() const override { return "window,n_sink=" + std::to_string(sink) + ",window=" + std::to_string(window); }
+    std::string spec() const override {
+        return "window,n_sink=" + std::to_string(sink) + ",window=" + std::to_string(window);
+    }
 
     std::string why() const override { return spec() + ": " + reason; }
 
@@ -52,9 +56,11 @@ std::unique_ptr<lctx_method> lctx_window_create(const lctx_method_spec & spec, c
     }
     const int32_t window = automatic ? n_ctx_train - n_sink : spec.get("window");
     if (window < 1 || window > n_ctx_train - n_sink) {
-        throw lctx_refusal("window: window must be 1 .. " + std::to_string(n_ctx_train - n_sink) + " (trained context " +
-                           std::to_string(n_ctx_train) + " less n_sink), not " + std::to_string(window));
+        throw lctx_refusal("window: window must be 1 .. " + std::to_string(n_ctx_train - n_sink) +
+                           " (trained context " + std::to_string(n_ctx_train) + " less n_sink), not " +
+                           std::to_string(window));
     }
     return std::make_unique<window_method>(
-        n_sink, window, automatic ? "window = trained context " + std::to_string(n_ctx_train) + " less n_sink" : "as asked");
+        n_sink, window,
+        automatic ? "window = trained context " + std::to_string(n_ctx_train) + " less n_sink" : "as asked");
 }

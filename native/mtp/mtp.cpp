@@ -11,8 +11,9 @@
 namespace {
 
 // tests/engine/test_mtp.py compares their drafts with llama.cpp
-const llm_arch SERVED[] = {LLM_ARCH_COHERE2MOE, LLM_ARCH_DEEPSEEK2, LLM_ARCH_DEEPSEEK32, LLM_ARCH_GLM4_MOE,  LLM_ARCH_GLM_DSA,
-                           LLM_ARCH_HY_V3,      LLM_ARCH_QWEN35,    LLM_ARCH_QWEN35MOE,  LLM_ARCH_QWEN3NEXT, LLM_ARCH_STEP35};
+const llm_arch SERVED[] = {LLM_ARCH_COHERE2MOE, LLM_ARCH_DEEPSEEK2, LLM_ARCH_DEEPSEEK32, LLM_ARCH_GLM4_MOE,
+                           LLM_ARCH_GLM_DSA,    LLM_ARCH_HY_V3,     LLM_ARCH_QWEN35,     LLM_ARCH_QWEN35MOE,
+                           LLM_ARCH_QWEN3NEXT,  LLM_ARCH_STEP35};
 
 std::string served() {
     std::string names;
@@ -51,7 +52,8 @@ void lctx_check_mtp(const llama_model & model) {
     }
 }
 
-lctx_mtp::lctx_mtp(llama_context * ctx) : ctx(ctx), n_embd(llama_model_n_embd_out(llama_get_model(ctx))), seqs(llama_n_seq_max(ctx)) {
+lctx_mtp::lctx_mtp(llama_context * ctx)
+    : ctx(ctx), n_embd(llama_model_n_embd_out(llama_get_model(ctx))), seqs(llama_n_seq_max(ctx)) {
     llama_set_embeddings_nextn(ctx, true, true);
 }
 
@@ -138,8 +140,8 @@ const float * lctx_mtp::row(int32_t seq, int32_t pos) const {
     return &seqs[seq].rows[(pos - seqs[seq].first) * n_embd];
 }
 
-// Prepare a sequence for a batch from pos on; returns the state before it, or nullptr. Positions must follow each other in llama.cpp's
-// cache: where tokens are missing, those before them go too.
+// Prepare a sequence for a batch from pos on; returns the state before it, or nullptr. Positions must follow each other
+// in llama.cpp's cache: where tokens are missing, those before them go too.
 const float * lctx_mtp::begin(int32_t seq, int32_t pos) {
     cut(seq, pos);
     if (llama_memory_seq_pos_max(llama_get_memory(ctx), seq) < pos - 1) {

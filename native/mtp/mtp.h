@@ -1,5 +1,5 @@
-// The block of a model that predicts the token after the next one (MTP, NextN): from a token and the hidden state before it. It has a
-// context of its own, which follows what the context of the model evaluates, and drafts from there.
+// The block of a model that predicts the token after the next one (MTP, NextN): from a token and the hidden state
+// before it. It has a context of its own, which follows what the context of the model evaluates, and drafts from there.
 #pragma once
 
 #include "llama.h"
@@ -20,15 +20,16 @@ class lctx_mtp {
 
     llama_context * context() const { return ctx; }
 
-    // Take the tokens that the model has just evaluated, with their hidden states, float[n_tokens][n_embd]. The state before the first
-    // token of a sequence is zero if it is not known: at the beginning, or after tokens that were evaluated elsewhere or long ago. Throws
-    // lctx_refusal; the sequences of the batch then end before it.
+    // Take the tokens that the model has just evaluated, with their hidden states, float[n_tokens][n_embd]. The state
+    // before the first token of a sequence is zero if it is not known: at the beginning, or after tokens that were
+    // evaluated elsewhere or long ago. Throws lctx_refusal; the sequences of the batch then end before it.
     void follow(const llama_batch & batch, const float * hidden);
 
     // Return whether the hidden state of a position is known, so that a step can take the token after it.
     bool knows(int32_t seq, int32_t pos) const;
 
-    // Evaluate one token of each sequence, each an output; logits are in the context then. Returns the status of llama_decode.
+    // Evaluate one token of each sequence, each an output; logits are in the context then. Returns the status of
+    // llama_decode.
     int32_t step(const llama_batch & batch);
 
     // Forget the positions of a sequence from n on, which may be more than there are.

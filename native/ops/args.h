@@ -100,7 +100,8 @@ struct lctx_attend_args {
     int32_t n_tokens;
     int32_t n_seg;
     lctx_cache_args cache;
-    const lctx_segment * segs;  // [n_tokens][n_seg]; with params.chunk_size > 0 choices().data, [n_tokens][n_choice][n_seg] without tiles
+    const lctx_segment * segs;  // [n_tokens][n_seg]; with params.chunk_size > 0 choices().data,
+                                // [n_tokens][n_choice][n_seg] without tiles
     int32_t n_choice;           // heads with segments of their own
     const float * angles;       // [*][n_dims]
     int32_t n_dims;
@@ -109,7 +110,9 @@ struct lctx_attend_args {
     float * dst;  // [n_tokens][n_head][head_dim_v]
     float * lse;  // [n_tokens][n_head] or nullptr
 
-    LCTX_HD lctx_choices choices() const { return {(const int32_t *)segs, n_tokens, n_choice, n_seg, n_head_kv, params.tiles}; }
+    LCTX_HD lctx_choices choices() const {
+        return {(const int32_t *)segs, n_tokens, n_choice, n_seg, n_head_kv, params.tiles};
+    }
 };
 
 struct lctx_summarize_args {
@@ -126,7 +129,8 @@ struct lctx_summarize_args {
     const float * angles;         // [*][n_dims]
     int32_t n_dims;
     ggml_type summary_type;
-    char * summaries;  // rows of it at summaries + chunk*summary_stride + head*summary_head_stride + seq*summary_seq_stride
+    char * summaries;  // rows of it at summaries + chunk*summary_stride + head*summary_head_stride +
+                       // seq*summary_seq_stride
     size_t summary_stride;
     size_t summary_head_stride;
     size_t summary_seq_stride;
@@ -167,7 +171,8 @@ struct lctx_select_args {
     lctx_segment * dst;  // [n_tokens][n_choice][n_segment]; choices().data
 
     LCTX_HD lctx_written_choices choices() const {
-        return {(int32_t *)dst, n_tokens, n_choice, chunks.n_segment(), n_list, {n_tile, chunks.tile, chunks.n_given(), chunks.n_shared}};
+        return {(int32_t *)dst,     n_tokens, n_choice,
+                chunks.n_segment(), n_list,   {n_tile, chunks.tile, chunks.n_given(), chunks.n_shared}};
     }
 };
 
@@ -211,7 +216,9 @@ struct lctx_fetch_args {
     int32_t n_choice;
     int32_t n_seg;
 
-    LCTX_HD lctx_choices choices() const { return {(const int32_t *)segs, n_tokens, n_choice, n_seg, n_head_kv, params.tiles}; }
+    LCTX_HD lctx_choices choices() const {
+        return {(const int32_t *)segs, n_tokens, n_choice, n_seg, n_head_kv, params.tiles};
+    }
     LCTX_HD int32_t shift() const { return lctx_unit_shift(params.chunk_size); }
     LCTX_HD int32_t of_page() const { return LCTX_PAGE_ROWS >> shift(); }  // units
     LCTX_HD int32_t n_key() const { return n_seq * n_page_max * of_page(); }
@@ -222,10 +229,14 @@ struct lctx_fetch_args {
         return table[key / n_unit_max * seq_stride + head * head_stride + key % n_unit_max];
     }
     LCTX_HD int32_t near_unit(int32_t head, int32_t frame) const { return head * params.n_staged + frame; }
-    LCTX_HD int32_t far_unit(int32_t head, int32_t key) const { return n_head_kv * params.n_staged + pool_unit(head, key); }
+    LCTX_HD int32_t far_unit(int32_t head, int32_t key) const {
+        return n_head_kv * params.n_staged + pool_unit(head, key);
+    }
     LCTX_HD int32_t pool_unit(int32_t head, int32_t key) const {
         const int32_t page = key / of_page();
-        return all.table.pages[page / n_page_max * all.table.seq_stride + head * all.table.head_stride + page % n_page_max] * of_page() +
+        return all.table.pages[page / n_page_max * all.table.seq_stride + head * all.table.head_stride +
+                               page % n_page_max] *
+                   of_page() +
                key % of_page();
     }
     // The key lies nowhere near any more.
@@ -239,8 +250,8 @@ struct lctx_fetch_args {
     }
 };
 
-// Bytes of the segments of all tokens and choices, where lists of tiles are written out (lctx_expanded); 0: there are no tiles. A:
-// arguments with choices().
+// Bytes of the segments of all tokens and choices, where lists of tiles are written out (lctx_expanded); 0: there are
+// no tiles. A: arguments with choices().
 template <typename A> size_t lctx_expanded_size(const A & a) {
     constexpr size_t ALIGNMENT = 256;
     const size_t n = (size_t)a.n_tokens * a.n_choice * a.choices().n_expanded(a.params.n_run) * sizeof(lctx_segment);

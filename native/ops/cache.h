@@ -62,5 +62,6 @@ LCTX_HD inline int32_t lctx_budget_of(const lctx_evict_args & a, int32_t head, i
 
 LCTX_HD inline char * lctx_near_row(const lctx_cache_args & cache, int32_t row, int32_t head, int32_t seq) {
     const lctx_near_args & near = cache.near;
-    return near.data + seq * near.seq_stride + head * near.head_stride + (size_t)(row % near.rows) * cache.k_pool.row_size;
+    return near.data + seq * near.seq_stride + head * near.head_stride +
+           (size_t)(row % near.rows) * cache.k_pool.row_size;
 }

@@ -1,8 +1,9 @@
 // The result of *select*: what every query reads.
 //
-// Without tiles it is the segments of every token and choice. With tiles, tokens outside of them come first in the same form; then the
-// first token of each tile, what the host has written of the tokens of tiles (runs and far ranges), and a list of chunks for each tile and
-// KV head: ascending numbers, then -1. Nothing has the size of tokens x heads x chunks for the tokens of tiles.
+// Without tiles it is the segments of every token and choice. With tiles, tokens outside of them come first in the same
+// form; then the first token of each tile, what the host has written of the tokens of tiles (runs and far ranges), and
+// a list of chunks for each tile and KV head: ascending numbers, then -1. Nothing has the size of tokens x heads x
+// chunks for the tokens of tiles.
 #pragma once
 
 #include "chunks.h"
@@ -29,7 +30,9 @@ struct lctx_tiles {
     LCTX_HD int32_t n_token() const { return n_tile * size; }
     LCTX_HD int32_t n_alone(int32_t n_tokens) const { return n_tokens - n_token(); }
     // Numbers after the segments of tokens outside of tiles.
-    LCTX_HD int64_t n_int(int32_t n_head_kv) const { return first_size() + given_size() + (int64_t)n_tile * n_head_kv * n_shared; }
+    LCTX_HD int64_t n_int(int32_t n_head_kv) const {
+        return first_size() + given_size() + (int64_t)n_tile * n_head_kv * n_shared;
+    }
     LCTX_HD int64_t first_size() const { return (n_tile + 3) / 4 * 4; }
     LCTX_HD int64_t given_size() const { return (int64_t)n_token() * n_given * 4; }
 };
@@ -41,14 +44,17 @@ template <typename T, typename S> struct lctx_choices_of {
     int32_t n_head_kv;
     lctx_tiles tiles;
 
-    LCTX_HD S * alone(int32_t index, int32_t choice) const { return (S *)data + ((int64_t)index * n_choice + choice) * n_segment; }
+    LCTX_HD S * alone(int32_t index, int32_t choice) const {
+        return (S *)data + ((int64_t)index * n_choice + choice) * n_segment;
+    }
     LCTX_HD T * firsts() const { return data + (int64_t)tiles.n_alone(n_tokens) * n_choice * n_segment * 4; }
     // Return what the host has written of token `at` of a tile.
     LCTX_HD S * given(int32_t tile, int32_t at) const {
         return (S *)(firsts() + tiles.first_size()) + ((int64_t)tile * tiles.size + at) * tiles.n_given;
     }
     LCTX_HD T * list(int32_t tile, int32_t head_kv) const {
-        return firsts() + tiles.first_size() + tiles.given_size() + ((int64_t)tile * n_head_kv + head_kv) * tiles.n_shared;
+        return firsts() + tiles.first_size() + tiles.given_size() +
+               ((int64_t)tile * n_head_kv + head_kv) * tiles.n_shared;
     }
     // The last tile that begins at a token or before it, or -1; whether the token is in it.
     LCTX_HD int32_t tile_before(int32_t token) const {
@@ -73,7 +79,8 @@ typedef lctx_choices_of<const int32_t, const lctx_segment> lctx_choices;
 typedef lctx_choices_of<int32_t, lctx_segment> lctx_written_choices;
 
 // The segment of a chunk of a list, as a token of the tile sees it. given: of the token.
-LCTX_HD inline lctx_segment lctx_listed(const lctx_segment * given, int32_t n_run, int32_t n_given, int32_t chunk, int32_t chunk_size) {
+LCTX_HD inline lctx_segment lctx_listed(const lctx_segment * given, int32_t n_run, int32_t n_given, int32_t chunk,
+                                        int32_t chunk_size) {
     for (int32_t slot = n_run; chunk >= 0 && slot < n_given; slot++) {
         if (given[slot].row0 <= chunk * chunk_size && chunk * chunk_size < given[slot].row1) {
             return {chunk * chunk_size, (chunk + 1) * chunk_size, given[slot].angle, given[slot].seq};
@@ -83,8 +90,8 @@ LCTX_HD inline lctx_segment lctx_listed(const lctx_segment * given, int32_t n_ru
 }
 
 // Segment `at` of n_expanded that a token reads with a choice.
-LCTX_HD inline lctx_segment lctx_expanded(const lctx_choices & c, int32_t n_run, int32_t chunk_size, int32_t token, int32_t choice,
-                                          int32_t at) {
+LCTX_HD inline lctx_segment lctx_expanded(const lctx_choices & c, int32_t n_run, int32_t chunk_size, int32_t token,
+                                          int32_t choice, int32_t at) {
     const int32_t tile = c.tile_before(token);
     if (!c.is_in(token, tile)) {
         const lctx_segment * segs = c.alone(c.index(token), choice);

@@ -1,14 +1,15 @@
 // Says how a method chooses chunks: settings, and the arithmetic that host and kernels share.
 //
-// Selection is a filter on a base (full, string, dca, selfextend). The base says which rows a query reads and from which angle it sees
-// them. Of these the filter leaves some whole, the *runs*: the first chunk, the last ones up to the query's own row, and chunks in which an
-// angle ends. The rest are the *far ranges*, one for each angle at most: chunks of them are scored at their angle, and the best n_free are
-// read. Where there are no more than n_free far chunks, the runs are the base's own segments and there are no ranges.
+// Selection is a filter on a base (full, string, dca, selfextend). The base says which rows a query reads and from
+// which angle it sees them. Of these the filter leaves some whole, the *runs*: the first chunk, the last ones up to the
+// query's own row, and chunks in which an angle ends. The rest are the *far ranges*, one for each angle at most: chunks
+// of them are scored at their angle, and the best n_free are read. Where there are no more than n_free far chunks, the
+// runs are the base's own segments and there are no ranges.
 //
-// In a prompt, the queries of a tile share what they read of the far ranges: its tokens and the query heads of a KV head have one list of
-// chunks. Every step-th query of a head is compared; v(i) = max over these of (largest score of a key of chunk i - r), where r is the log
-// of the sum over the rows that the query reads anyway. The list has the n_shared best chunks of those whose v reaches -cutoff. A token
-// outside of a whole tile chooses for itself.
+// In a prompt, the queries of a tile share what they read of the far ranges: its tokens and the query heads of a KV
+// head have one list of chunks. Every step-th query of a head is compared; v(i) = max over these of (largest score of a
+// key of chunk i - r), where r is the log of the sum over the rows that the query reads anyway. The list has the
+// n_shared best chunks of those whose v reaches -cutoff. A token outside of a whole tile chooses for itself.
 #pragma once
 
 #include "summaries.h"
@@ -22,8 +23,8 @@ struct lctx_chunks {
     int32_t n_run;     // segments of a query for its runs
     int32_t n_range;   // and for its far ranges
     int32_t by_group;  // 1: the query heads of a KV head choose together
-    int32_t packed;    // 1: what is read stands side by side in front of the query (LongHeads, figure 3), seen from row n - 1 - i of the
-                       // token's angles: chunk i of the n that it reads
+    int32_t packed;  // 1: what is read stands side by side in front of the query (LongHeads, figure 3), seen from row n
+                     // - 1 - i of the token's angles: chunk i of the n that it reads
     lctx_representation representation;
     int32_t tile;      // tokens of a tile; 1: every query of a prompt chooses for itself
     int32_t n_shared;  // chunks in the list of a tile at most
@@ -45,7 +46,8 @@ struct lctx_chunks {
     // Return how many keys the others are.
     LCTX_HD float n_other() const { return (float)(chunk_size - 1); }
 
-    // Segments that *select* writes for a query: its runs, then one inside a chunk for each far chunk that it reads; packed: its chunks.
+    // Segments that *select* writes for a query: its runs, then one inside a chunk for each far chunk that it reads;
+    // packed: its chunks.
     LCTX_HD int32_t n_segment() const { return packed ? n_free + n_recent + 2 : n_run + n_free; }
     LCTX_HD int32_t n_whole() const { return packed ? 0 : n_run; }
 

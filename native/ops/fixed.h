@@ -1,7 +1,7 @@
 // Results of a token that have the same bits whatever else is computed (lctx_context_params::deterministic).
 //
-// *attend* has a parameter for this. A product of weights has a mark in the last of its op_params, which ggml leaves alone, and which
-// is sent to an RPC server with its node.
+// *attend* has a parameter for this. A product of weights has a mark in the last of its op_params, which ggml leaves
+// alone, and which is sent to an RPC server with its node.
 #pragma once
 
 #include "ggml.h"

@@ -1,14 +1,14 @@
-// Rows of K and V that are stored transformed: a few channels are much larger than the others, and a block of quantized numbers has one
-// scale. A Hadamard transform spreads them over all channels of the head.
+// Rows of K and V that are stored transformed: a few channels are much larger than the others, and a block of quantized
+// numbers has one scale. A Hadamard transform spreads them over all channels of the head.
 #pragma once
 
 #include "ggml.h"
 
 #include <cstdint>
 
-// Channels of a block of K and of V that are transformed together, a power of two; 0: rows are stored as they come. A block x becomes H x,
-// with H = H^T = H^-1 (Sylvester's matrix over the root of its size). So a query that is transformed too has the same scores, and a sum
-// of values is transformed back.
+// Channels of a block of K and of V that are transformed together, a power of two; 0: rows are stored as they come. A
+// block x becomes H x, with H = H^T = H^-1 (Sylvester's matrix over the root of its size). So a query that is
+// transformed too has the same scores, and a sum of values is transformed back.
 struct lctx_hadamard {
     static constexpr int32_t LEAST = 32;  // channels of a block of every quantized type
 
@@ -21,4 +21,5 @@ struct lctx_hadamard {
 
 // Return how rows of these types and widths are stored. v_offset: where V begins in K when it is a part of it, else <
 // 0. Without ggml's quantized types, and with LLAMA_ATTN_ROT_DISABLE=1 in the environment, as they come.
-lctx_hadamard lctx_hadamard_of(ggml_type type_k, int32_t head_dim_k, ggml_type type_v, int32_t head_dim_v, int32_t v_offset);
+lctx_hadamard lctx_hadamard_of(ggml_type type_k, int32_t head_dim_k, ggml_type type_v, int32_t head_dim_v,
+                               int32_t v_offset);

@@ -22,8 +22,8 @@ LCTX_HD inline int8_t lctx_to_byte(float x, float scale) {
     return (int8_t)(level > 127.0f ? 127.0f : level > -127.0f ? level : -127.0f);
 }
 
-// The largest number of a stored row. A level times its rounded scale still fits f16. Rows of V may have larger numbers in the types that
-// can hold them: CUDA scales these when it unpacks them (../cuda/blocks.h).
+// The largest number of a stored row. A level times its rounded scale still fits f16. Rows of V may have larger numbers
+// in the types that can hold them: CUDA scales these when it unpacks them (../cuda/blocks.h).
 LCTX_HD inline float lctx_most_stored(ggml_type type, bool is_value) {
     constexpr float MOST_LEVEL = 65376.0f;  // (1 + 3/2048) times this rounds to LCTX_MOST_HALF
     constexpr float MOST_VALUE = 1e9f;      // 2^-15 of it is a half
@@ -35,7 +35,8 @@ LCTX_HD inline float lctx_most_stored(ggml_type type, bool is_value) {
     }
 }
 
-// The half that is not below (up > 0) or not above (up < 0) a number, whose nearest half exceeds it by `error`; up = 0: that one.
+// The half that is not below (up > 0) or not above (up < 0) a number, whose nearest half exceeds it by `error`; up = 0:
+// that one.
 LCTX_HD inline uint16_t lctx_half_beside(uint16_t nearest, float error, int up) {
     constexpr uint16_t SIGN = 0x8000, SMALLEST = 0x0001;
     if ((float)up * error >= 0.0f) {

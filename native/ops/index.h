@@ -1,11 +1,12 @@
 // The index of keys: every key once more in one or two bits a channel, for *select*.
 //
-// A key as stored, after a Hadamard transform that makes its channels alike, becomes a scale and a level for each channel: with two bits
-// -10, -3, 3 or 10 times the scale (the levels of least error for a normal distribution are 0.4528 and 1.5104 of its deviation, Max 1960,
-// which is 3.336 to one), with one bit -1 or 1.
+// A key as stored, after a Hadamard transform that makes its channels alike, becomes a scale and a level for each
+// channel: with two bits -10, -3, 3 or 10 times the scale (the levels of least error for a normal distribution are
+// 0.4528 and 1.5104 of its deviation, Max 1960, which is 3.336 to one), with one bit -1 or 1.
 //
-// Rows lie in groups of 16, so that a vector holds the same channels of all: the 16 scales as halves, then for every four bytes of codes
-// those of each row. Channel c of a row is in its byte c % n_code, from bit c / n_code * bits on; codes after the last channel are 0.
+// Rows lie in groups of 16, so that a vector holds the same channels of all: the 16 scales as halves, then for every
+// four bytes of codes those of each row. Channel c of a row is in its byte c % n_code, from bit c / n_code * bits on;
+// codes after the last channel are 0.
 #pragma once
 
 #include "portable.h"
@@ -32,7 +33,9 @@ struct lctx_index_shape {
 
     // These return where a row of a group lies.
     LCTX_HD static size_t scale_at(int32_t lane) { return (size_t)SCALE * lane; }
-    LCTX_HD static size_t word_at(int32_t word, int32_t lane) { return (size_t)SCALE * GROUP + ((size_t)word * GROUP + lane) * WORD; }
+    LCTX_HD static size_t word_at(int32_t word, int32_t lane) {
+        return (size_t)SCALE * GROUP + ((size_t)word * GROUP + lane) * WORD;
+    }
 
     // A code is level + most() in units of step().
     LCTX_HD int32_t most() const { return bits == 1 ? 1 : 10; }

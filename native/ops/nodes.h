@@ -44,8 +44,8 @@ inline lctx_held_args lctx_held_of(const ggml_tensor * held) {
 
 inline lctx_angles_args lctx_angles_args_of(ggml_tensor * dst) {
     const ggml_tensor * factors = dst->src[1];
-    return {(const int32_t *)dst->src[0]->data, factors ? (const float *)factors->data : nullptr, (float *)dst->data, dst->ne[1],
-            lctx_params_of<lctx_angles_params>(dst).rope};
+    return {(const int32_t *)dst->src[0]->data, factors ? (const float *)factors->data : nullptr, (float *)dst->data,
+            dst->ne[1], lctx_params_of<lctx_angles_params>(dst).rope};
 }
 
 inline lctx_store_args lctx_store_args_of(const ggml_tensor * dst) {
@@ -218,7 +218,8 @@ inline lctx_evict_args lctx_evict_args_of(const ggml_tensor * dst) {
     const ggml_tensor * table = dst->src[2];
     const ggml_tensor * summaries = dst->src[5];
     lctx_evict_args args = {};
-    args.cache = {lctx_pool_of(dst->src[0]), lctx_pool_of(dst->src[1]), lctx_table_of(table), {}, lctx_held_of(dst->src[3])};
+    args.cache = {
+        lctx_pool_of(dst->src[0]), lctx_pool_of(dst->src[1]), lctx_table_of(table), {}, lctx_held_of(dst->src[3])};
     args.n_head_kv = (int32_t)table->ne[1];
     args.n_seq = (int32_t)table->ne[2];
     args.due = (const int32_t *)dst->src[4]->data;

@@ -77,7 +77,8 @@ std::vector<int32_t> lctx_chunks_read(const ggml_tensor * selected, const int32_
 }
 
 // K in the largest blocks that there are; V in blocks of 64, which are enough and leave sums of values more exact.
-lctx_hadamard lctx_hadamard_of(ggml_type type_k, int32_t head_dim_k, ggml_type type_v, int32_t head_dim_v, int32_t v_offset) {
+lctx_hadamard lctx_hadamard_of(ggml_type type_k, int32_t head_dim_k, ggml_type type_v, int32_t head_dim_v,
+                               int32_t v_offset) {
     constexpr int32_t MOST_V = 64;
     const char * disable = getenv("LLAMA_ATTN_ROT_DISABLE");
     const auto block = [&](ggml_type type, int32_t n) {
@@ -105,9 +106,10 @@ ggml_tensor * lctx_angles(ggml_context * ctx, ggml_tensor * pos, ggml_tensor * f
     return result;
 }
 
-ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool, ggml_tensor * v_pool,
-                         ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                         ggml_tensor * center, int32_t rope_mode, lctx_score score, lctx_hadamard hadamard, int32_t staged_chunk) {
+ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, ggml_tensor * k_pool,
+                         ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles,
+                         ggml_tensor * near, ggml_tensor * held, ggml_tensor * center, int32_t rope_mode,
+                         lctx_score score, lctx_hadamard hadamard, int32_t staged_chunk) {
     GGML_ASSERT(k->type == GGML_TYPE_F32 && k->nb[0] == sizeof(float) && k->ne[0] == k_pool->ne[0]);
     GGML_ASSERT(v->type == GGML_TYPE_F32 && v->nb[0] == sizeof(float) && v->ne[0] == v_pool->ne[0]);
     GGML_ASSERT(k->ne[1] == v->ne[1] && k->ne[2] == v->ne[2] && k->ne[1] == table->ne[1]);
@@ -115,7 +117,8 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
     GGML_ASSERT(angles->ne[0] <= k->ne[0] && table->type == GGML_TYPE_I32);
     GGML_ASSERT(!near || (near->type == k_pool->type && near->ne[0] == k->ne[0] && near->ne[1] % LCTX_PAGE_ROWS == 0));
     GGML_ASSERT(is_held(held, table) && fits(hadamard, k->ne[0], v->ne[0]));
-    GGML_ASSERT(!center || (!near && center->type == GGML_TYPE_F32 && center->ne[0] == k->ne[0] && center->ne[1] == k->ne[1]));
+    GGML_ASSERT(!center ||
+                (!near && center->type == GGML_TYPE_F32 && center->ne[0] == k->ne[0] && center->ne[1] == k->ne[1]));
 
     ggml_tensor * result = ggml_view_tensor(ctx, k_pool);
     set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_chunk, hadamard});
@@ -123,8 +126,8 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
     return result;
 }
 
-ggml_tensor * lctx_index(ggml_context * ctx, ggml_tensor * k, ggml_tensor * table, ggml_tensor * rows, ggml_tensor * held,
-                         ggml_tensor * index, int32_t bits, int32_t hadamard_k) {
+ggml_tensor * lctx_index(ggml_context * ctx, ggml_tensor * k, ggml_tensor * table, ggml_tensor * rows,
+                         ggml_tensor * held, ggml_tensor * index, int32_t bits, int32_t hadamard_k) {
     GGML_ASSERT(is_index(index, bits, k->ne[0]) && index->ne[1] == k->ne[1] && table->type == GGML_TYPE_I32);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && ggml_is_contiguous(rows));
     GGML_ASSERT(is_held(held, table) && lctx_hadamard::fits(hadamard_k, k->ne[0]));
@@ -135,14 +138,16 @@ ggml_tensor * lctx_index(ggml_context * ctx, ggml_tensor * k, ggml_tensor * tabl
     return result;
 }
 
-ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                          ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near, ggml_tensor * held,
-                          const lctx_attend_params & params, ggml_tensor * k_staged, ggml_tensor * v_staged) {
+ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool,
+                          ggml_tensor * table, ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near,
+                          ggml_tensor * held, const lctx_attend_params & params, ggml_tensor * k_staged,
+                          ggml_tensor * v_staged) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(q->ne[1] % table->ne[1] == 0 && q->ne[3] == 1);
     GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && ggml_is_contiguous(segs));
-    GGML_ASSERT(params.chunk_size == 0 ? segs->ne[2] == q->ne[2]
-                                       : q->ne[1] % segs->ne[2] == 0 && segs->ne[3] >= params.tiles.n_alone((int32_t)q->ne[2]));
+    GGML_ASSERT(params.chunk_size == 0
+                    ? segs->ne[2] == q->ne[2]
+                    : q->ne[1] % segs->ne[2] == 0 && segs->ne[3] >= params.tiles.n_alone((int32_t)q->ne[2]));
     GGML_ASSERT(params.near_mask == 0 || near);
     GGML_ASSERT(is_held(held, table));
     GGML_ASSERT(!k_staged || (v_staged && !held && params.chunk_size > 0));
@@ -157,9 +162,9 @@ ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, 
     return result;
 }
 
-ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                             ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * held, ggml_tensor * summaries, ggml_tensor * open,
-                             const lctx_summarize_params & params) {
+ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool,
+                             ggml_tensor * table, ggml_tensor * rows, ggml_tensor * angles, ggml_tensor * held,
+                             ggml_tensor * summaries, ggml_tensor * open, const lctx_summarize_params & params) {
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[0] == k->ne[0]);
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
     const bool by_attention = params.representation == LCTX_REPRESENT_ATTENTION;
@@ -168,7 +173,8 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
     GGML_ASSERT(summaries->ne[0] == lctx_summary_kind_of(params.representation).n_vector * q->ne[0] &&
                 summaries->ne[2] == (by_attention ? q->ne[1] : table->ne[1]));
     GGML_ASSERT(!by_attention || v_pool->ne[0] == q->ne[0]);
-    GGML_ASSERT(!by_attention || (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
+    GGML_ASSERT(!by_attention ||
+                (open && open->type == GGML_TYPE_F32 && open->ne[0] == q->ne[0] && open->ne[2] == q->ne[1]));
     GGML_ASSERT(is_held(held, table) && fits(params.hadamard, q->ne[0], v_pool->ne[0]));
 
     ggml_tensor * result = ggml_view_tensor(ctx, summaries);
@@ -179,23 +185,25 @@ ggml_tensor * lctx_summarize(ggml_context * ctx, ggml_tensor * q, ggml_tensor * 
     return result;
 }
 
-ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * compared, ggml_tensor * rows, ggml_tensor * segs,
-                          ggml_tensor * angles, ggml_tensor * table, ggml_tensor * held, ggml_tensor * tiles, const lctx_chunks & chunks,
-                          float scale, int32_t rope_mode, uint32_t near_mask) {
+ggml_tensor * lctx_select(ggml_context * ctx, ggml_tensor * q, ggml_tensor * compared, ggml_tensor * rows,
+                          ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * table, ggml_tensor * held,
+                          ggml_tensor * tiles, const lctx_chunks & chunks, float scale, int32_t rope_mode,
+                          uint32_t near_mask) {
     const auto head_dim = (int32_t)q->ne[0];
     GGML_ASSERT(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && q->ne[1] % table->ne[1] == 0);
     GGML_ASSERT(chunks.by_keys() ? is_index(compared, chunks.key_bits(), head_dim)
                                  : compared->ne[0] == chunks.summary_dim(head_dim) &&
                                        compared->ne[2] == (chunks.by_attention() ? q->ne[1] : table->ne[1]));
     GGML_ASSERT(rows->type == GGML_TYPE_I32 && rows->ne[0] == 4 && rows->ne[1] == q->ne[2] && ggml_is_contiguous(rows));
-    GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[1] == chunks.n_given() && segs->ne[2] == q->ne[2] &&
-                ggml_is_contiguous(segs));
+    GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[1] == chunks.n_given() &&
+                segs->ne[2] == q->ne[2] && ggml_is_contiguous(segs));
     GGML_ASSERT(angles->ne[0] <= q->ne[0] && is_held(held, table) && !(chunks.by_group && chunks.by_attention()));
 
     GGML_ASSERT(!tiles || (tiles->type == GGML_TYPE_I32 && chunks.by_keys() && chunks.has_tiles()));
 
     const int64_t n_choice = chunks.by_group ? table->ne[1] : q->ne[1], unit = 4 * chunks.n_segment() * n_choice;
-    const lctx_select_params params = {LCTX_OP_SELECT, scale, rope_mode, chunks, tiles ? (int32_t)tiles->ne[0] : 0, near_mask};
+    const lctx_select_params params = {LCTX_OP_SELECT, scale, rope_mode, chunks, tiles ? (int32_t)tiles->ne[0] : 0,
+                                       near_mask};
     const lctx_tiles shared = tiles_of(params);
     const int64_t n_unit = shared.n_alone((int32_t)q->ne[2]) + (shared.n_int((int32_t)table->ne[1]) + unit - 1) / unit;
     ggml_tensor * result = ggml_new_tensor_4d(ctx, GGML_TYPE_I32, 4, chunks.n_segment(), n_choice, n_unit);
@@ -216,7 +224,8 @@ ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor 
     const ggml_tensor * q = attended->src[0];
     ggml_tensor * held = attended->src[LCTX_ATTEND_HELD];
     GGML_ASSERT(attended->op == GGML_OP_LCTX && attend.op == LCTX_OP_ATTEND && attend.lse && held);
-    GGML_ASSERT(voters->type == GGML_TYPE_I32 && voters->ne[0] == 4 && voters->ne[1] == q->ne[2] && ggml_is_contiguous(voters));
+    GGML_ASSERT(voters->type == GGML_TYPE_I32 && voters->ne[0] == 4 && voters->ne[1] == q->ne[2] &&
+                ggml_is_contiguous(voters));
 
     ggml_tensor * result = ggml_view_tensor(ctx, held);
     set_params(result, lctx_vote_params{LCTX_OP_VOTE, retain});
@@ -227,12 +236,13 @@ ggml_tensor * lctx_vote(ggml_context * ctx, ggml_tensor * attended, ggml_tensor 
     return result;
 }
 
-ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table, ggml_tensor * held,
-                         ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries, ggml_tensor * index, const lctx_retain & retain,
-                         int32_t chunk_size, int32_t index_bits) {
+ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor * v_pool, ggml_tensor * table,
+                         ggml_tensor * held, ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries,
+                         ggml_tensor * index, const lctx_retain & retain, int32_t chunk_size, int32_t index_bits) {
     GGML_ASSERT(held && is_held(held, table) && table->type == GGML_TYPE_I32);
     GGML_ASSERT(due->type == GGML_TYPE_I32 && due->ne[0] == table->ne[2]);
-    GGML_ASSERT(!budgets || (budgets->type == GGML_TYPE_I32 && budgets->ne[0] == table->ne[1] && budgets->ne[1] == table->ne[2]));
+    GGML_ASSERT(!budgets ||
+                (budgets->type == GGML_TYPE_I32 && budgets->ne[0] == table->ne[1] && budgets->ne[1] == table->ne[2]));
     GGML_ASSERT(!summaries || (chunk_size > 0 && summaries->ne[2] % table->ne[1] == 0));
 
     ggml_tensor * result = ggml_view_tensor(ctx, held);
@@ -241,14 +251,17 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
     return result;
 }
 
-ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool, ggml_tensor * table,
-                         ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging, ggml_tensor * staging_table,
-                         int32_t chunk_size, int32_t n_run, const lctx_tiles & tiles, int32_t n_tokens) {
+ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool,
+                         ggml_tensor * table, ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging,
+                         ggml_tensor * staging_table, int32_t chunk_size, int32_t n_run, const lctx_tiles & tiles,
+                         int32_t n_tokens) {
     const int32_t shift = lctx_unit_shift(chunk_size), of_page = LCTX_PAGE_ROWS >> shift;
     const int64_t n_staged = (k_staged->ne[1] >> shift) / table->ne[1];
-    GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[2] % table->ne[1] == 0 && ggml_is_contiguous(segs));
+    GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[2] % table->ne[1] == 0 &&
+                ggml_is_contiguous(segs));
     GGML_ASSERT(k_staged->type == k->type && k_staged->ne[0] == k->ne[0] && n_staged > 0 && n_staged % of_page == 0);
-    GGML_ASSERT(v_staged->type == v_pool->type && v_staged->ne[0] == v_pool->ne[0] && v_staged->ne[1] == k_staged->ne[1]);
+    GGML_ASSERT(v_staged->type == v_pool->type && v_staged->ne[0] == v_pool->ne[0] &&
+                v_staged->ne[1] == k_staged->ne[1]);
     GGML_ASSERT(staging->type == GGML_TYPE_I32 && staging->ne[0] == lctx_staging::size((int32_t)n_staged) &&
                 staging->ne[1] == table->ne[1]);
     GGML_ASSERT(staging_table->type == GGML_TYPE_I32 && staging_table->ne[0] == of_page * table->ne[0] &&

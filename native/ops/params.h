@@ -1,5 +1,5 @@
-// Numbers that ggml's constructors put into op_params, by their index in it: all that native/ reads of nodes which are not ours.
-// tests/native/test_op_params.py compares them with nodes that ggml made.
+// Numbers that ggml's constructors put into op_params, by their index in it: all that native/ reads of nodes which are
+// not ours. tests/native/test_op_params.py compares them with nodes that ggml made.
 #pragma once
 
 #include "ops.h"

@@ -1,8 +1,9 @@
 // Tells which rows of one KV head lie close to where it is computed, while all rows lie in a larger, slower memory.
 //
-// They lie there in units of a chunk, or of a page where chunks do not divide it. A run is read page by page: the units of a page that a
-// run touches all lie in the pool, or side by side at frames that begin at a multiple of their number. Other units lie where there is room.
-// A key is sequence * n_unit_max + unit. Frame s of head h is unit h * n_staged + s of the staged pools. Counts are of units.
+// They lie there in units of a chunk, or of a page where chunks do not divide it. A run is read page by page: the units
+// of a page that a run touches all lie in the pool, or side by side at frames that begin at a multiple of their number.
+// Other units lie where there is room. A key is sequence * n_unit_max + unit. Frame s of head h is unit h * n_staged +
+// s of the staged pools. Counts are of units.
 #pragma once
 
 #include "portable.h"

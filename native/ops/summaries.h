@@ -2,12 +2,13 @@
 // chunk is, and how a query meets it. cpu/summarize.cpp and cuda/channels.h compute the summaries, of keys as they are
 // stored.
 //
-// attention, per query head: the mean key of LongHeads (arXiv 2402.10685, eq. 1-2); the score is the product with it. The rest is per KV
-// head. minmax: the largest and smallest value of every channel (Quest, arXiv 2406.10774); the score is the sum over channels of
-// max(q, 0) * maximum + min(q, 0) * minimum, an upper bound of the best key's. outlier: the key farthest from the mean of the chunk, after
-// mean and scale^2/2 times variance of the l - 1 others; the score is the log of what it attracts and, were they normally distributed, the
-// others do: log(exp(scale * q . outlier) + (l - 1) exp(scale * q . mean + scale^2/2 * q^2 . variance)). keys1, keys2: every key in one or
-// two bits a channel (index.h); the score is the log of the sum over the rows of a chunk of exp(scale * q . key).
+// attention, per query head: the mean key of LongHeads (arXiv 2402.10685, eq. 1-2); the score is the product with it.
+// The rest is per KV head. minmax: the largest and smallest value of every channel (Quest, arXiv 2406.10774); the score
+// is the sum over channels of max(q, 0) * maximum + min(q, 0) * minimum, an upper bound of the best key's. outlier: the
+// key farthest from the mean of the chunk, after mean and scale^2/2 times variance of the l - 1 others; the score is
+// the log of what it attracts and, were they normally distributed, the others do: log(exp(scale * q . outlier) + (l -
+// 1) exp(scale * q . mean + scale^2/2 * q^2 . variance)). keys1, keys2: every key in one or two bits a channel
+// (index.h); the score is the log of the sum over the rows of a chunk of exp(scale * q . key).
 #pragma once
 
 #include "ggml.h"
@@ -30,7 +31,8 @@ struct lctx_summary_kind {
     int32_t n_vector;  // 0: every key is compared
     bool in_bytes;     // q8_0 where its blocks fit: chunks are ranked as well by them; else halves
     bool has_bounds;   // of halves the first vector is rounded up and the second down
-    bool has_outlier;  // the last vector is a key by itself: the score is the log of what it attracts and the other keys do
+    bool has_outlier;  // the last vector is a key by itself: the score is the log of what it attracts and the other
+                       // keys do
 
     LCTX_HD constexpr int32_t n_sum() const { return n_vector - has_outlier; }
 };

@@ -107,7 +107,8 @@ void lctx_overrides::check_used(const std::string & said, bool vocab_only) const
     }
     for (const llama_model_kv_override & o : metadata_) {
         if (o.key[0] && !vocab_only && said.find("'" + std::string(o.key) + "'") == std::string::npos) {
-            throw lctx_refusal("kv_overrides: llama.cpp reads no " + std::string(o.key) + " of this model, so it can have no effect");
+            throw lctx_refusal("kv_overrides: llama.cpp reads no " + std::string(o.key) +
+                               " of this model, so it can have no effect");
         }
     }
 }

@@ -9,7 +9,8 @@
 
 class lctx_overrides {
   public:
-    // json: as for lctx_model_load; devices: of servers, in addition to those of this machine. Throws lctx_refusal, naming what is wrong.
+    // json: as for lctx_model_load; devices: of servers, in addition to those of this machine. Throws lctx_refusal,
+    // naming what is wrong.
     void read(const std::string & json, std::vector<ggml_backend_dev_t> devices);
 
     // Throw lctx_refusal when llama.cpp, by what it said while it loaded, used a value not, or not of its type.

@@ -40,7 +40,8 @@ static_assert(sizeof(hello_answer) == sizeof(uint64_t) + 4 + N_CAPS, "as it is s
 std::pair<std::string, std::string> split(const std::string & endpoint) {
     const size_t colon = endpoint.find(':');
     const std::string port = colon == std::string::npos ? "" : endpoint.substr(colon + 1);
-    const bool is_number = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
+    const bool is_number =
+        !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
     if (colon == 0 || !is_number || std::stoi(port) < 1 || std::stoi(port) > 65535) {
         refuse(endpoint, "servers are given as host:port, for instance 192.168.1.2:50052");
     }
@@ -94,7 +95,8 @@ void probe(const std::string & endpoint) {
     const auto version = [](int major, int minor, int patch) {
         return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
     };
-    if (answer.major != RPC_PROTO_MAJOR_VERSION || answer.minor > RPC_PROTO_MINOR_VERSION || answer.patch != RPC_PROTO_PATCH_VERSION) {
+    if (answer.major != RPC_PROTO_MAJOR_VERSION || answer.minor > RPC_PROTO_MINOR_VERSION ||
+        answer.patch != RPC_PROTO_PATCH_VERSION) {
         refuse(endpoint, "it speaks version " + version(answer.major, answer.minor, answer.patch) + ", this is " +
                              version(RPC_PROTO_MAJOR_VERSION, RPC_PROTO_MINOR_VERSION, RPC_PROTO_PATCH_VERSION) +
                              "; start pylongctx rpc-server of the same version there");
@@ -140,7 +142,8 @@ void lctx_rpc_note_lost(const char * endpoint, void * output, size_t output_size
     }
     const std::lock_guard<std::recursive_mutex> lock(servers_mutex);
     const auto known = servers_by_endpoint.find(endpoint);
-    if (const std::shared_ptr<lctx_rpc_server> server = known == servers_by_endpoint.end() ? nullptr : known->second.lock()) {
+    if (const std::shared_ptr<lctx_rpc_server> server =
+            known == servers_by_endpoint.end() ? nullptr : known->second.lock()) {
         server->lost = true;
     }
 }
@@ -156,7 +159,9 @@ std::string lctx_rpc_lost(const std::vector<std::shared_ptr<lctx_rpc_server>> & 
             lost += (lost.empty() ? "" : ", ") + server->endpoint;
         }
     }
-    return lost.empty() ? "" : "RPC server " + lost + " ended, or the connection to it broke; close this model, and open it again";
+    return lost.empty()
+               ? ""
+               : "RPC server " + lost + " ended, or the connection to it broke; close this model, and open it again";
 }
 
 int lctx_rpc_version() {
@@ -211,7 +216,8 @@ void lctx_rpc_forget_graphs(const std::vector<std::shared_ptr<lctx_rpc_server>> 
             continue;
         }
         for (ggml_backend_dev_t dev : server->devices) {
-            const ggml_context_ptr ctx(ggml_init({ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false), nullptr, true}));
+            const ggml_context_ptr ctx(
+                ggml_init({ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false), nullptr, true}));
             ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 1, false);
             ggml_graph_add_node(graph, ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, 1));  // no op, no memory
             const ggml_backend_ptr backend(ggml_backend_dev_init(dev, nullptr));
@@ -224,5 +230,6 @@ void lctx_rpc_serve_devices(const std::string & endpoint, std::vector<ggml_backe
     split(endpoint);
     auto * serve = rpc_function<decltype(ggml_backend_rpc_start_server)>("ggml_backend_rpc_start_server");
     serve(endpoint.c_str(), nullptr, (size_t)n_threads, devices.size(), devices.data());
-    throw lctx_refusal("cannot listen on " + endpoint + " (" + strerror(errno) + "): give an IPv4 address of this machine and a free port");
+    throw lctx_refusal("cannot listen on " + endpoint + " (" + strerror(errno) +
+                       "): give an IPv4 address of this machine and a free port");
 }

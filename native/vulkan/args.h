@@ -1,6 +1,7 @@
-// Push constants of the kernels, defined once for C++ and GLSL. Addresses come first, so that no compiler has to pad; 128 bytes at most,
-// which every device has room for. LAST(offset, type, name) makes both check where the last member lies. Strides are in bytes, those of
-// pages in elements. What stays the same for a model is a constant of its pipeline (specialization).
+// Push constants of the kernels, defined once for C++ and GLSL. Addresses come first, so that no compiler has to pad;
+// 128 bytes at most, which every device has room for. LAST(offset, type, name) makes both check where the last member
+// lies. Strides are in bytes, those of pages in elements. What stays the same for a model is a constant of its pipeline
+// (specialization).
 
 #define LCTX_VK_ANGLES(LAST)                                        \
     uint64_t pos, freq_factors, dst; /* freq_factors: 0: none */    \
@@ -14,12 +15,13 @@
     int page_head_stride, page_seq_stride, near_head_stride, near_seq_stride;               \
     LAST(112, int, n_tokens)
 
-#define LCTX_VK_ATTEND(LAST)                                                                                               \
-    uint64_t q, k_pool, v_pool, pages, segs, angles, near;                                                                 \
-    uint64_t dst; /* rows, then LSE; n_split > 1: partial states, each with its largest score and its sum */               \
-    int q_head_stride, q_token_stride, k_row, v_row, page_head_stride, page_seq_stride, near_head_stride, near_seq_stride; \
-    int n_tokens, n_tile, n_seg, n_split, near_mask, lse;                                                                  \
-    float scale;                                                                                                           \
+#define LCTX_VK_ATTEND(LAST)                                                                                 \
+    uint64_t q, k_pool, v_pool, pages, segs, angles, near;                                                   \
+    uint64_t dst; /* rows, then LSE; n_split > 1: partial states, each with its largest score and its sum */ \
+    int q_head_stride, q_token_stride, k_row, v_row, page_head_stride, page_seq_stride, near_head_stride,    \
+        near_seq_stride;                                                                                     \
+    int n_tokens, n_tile, n_seg, n_split, near_mask, lse;                                                    \
+    float scale;                                                                                             \
     LAST(124, float, softcap)
 
 #define LCTX_VK_MERGE(LAST)                                                                   \

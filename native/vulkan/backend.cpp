@@ -1,5 +1,6 @@
-// The kernels as an op of ggml's Vulkan backend: the one file that includes its headers. Pointers of the arguments are addresses of the
-// device (VK_KHR_buffer_device_address) here, so that ../ops/nodes.h serves all backends, and no descriptor limits a pool.
+// The kernels as an op of ggml's Vulkan backend: the one file that includes its headers. Pointers of the arguments are
+// addresses of the device (VK_KHR_buffer_device_address) here, so that ../ops/nodes.h serves all backends, and no
+// descriptor limits a pool.
 #include "ggml-vulkan-common.h"
 
 #include "../base/kernel-name.h"
@@ -41,7 +42,8 @@ constexpr int MOST_COMPARED = 4;                       // queries of a tile at a
 constexpr int MOST_COLUMNS = 16;                       // of a tile, 8 where values are wide: sums are in registers
 constexpr uint32_t MOST_GROUPS = 1 << 15;              // of a dispatch whose shader loops over the rest
 constexpr int64_t ENOUGH = 128;                        // workgroups: where there are few, work is split among as many
-// Bytes for the scores of *select*, of as many tokens at a time; in test builds few, so that a batch takes several turns.
+// Bytes for the scores of *select*, of as many tokens at a time; in test builds few, so that a batch takes several
+// turns.
 #ifdef LCTX_HARNESS
 constexpr int64_t MOST_SCORES = 64 << 10;
 #else
@@ -91,7 +93,8 @@ struct addressed {
         }
     }
     lctx_vk_range range(int i) const {
-        return node.src[i] ? lctx_vk_range{address_of(node.src[i]->data), ggml_nbytes(node.src[i])} : lctx_vk_range{0, 0};
+        return node.src[i] ? lctx_vk_range{address_of(node.src[i]->data), ggml_nbytes(node.src[i])}
+                           : lctx_vk_range{0, 0};
     }
     lctx_vk_range result() const { return {address_of(node.data), ggml_nbytes(&node)}; }
 };
@@ -104,24 +107,28 @@ template <typename... T> constants constants_of(T... values) {
     return {(uint32_t)values...};
 }
 
-vk_pipeline create_pipeline(const vk_device & device, const uint32_t * code, size_t size, uint32_t n_push, const constants & values) {
+vk_pipeline create_pipeline(const vk_device & device, const uint32_t * code, size_t size, uint32_t n_push,
+                            const constants & values) {
     const vk::PushConstantRange range(vk::ShaderStageFlagBits::eCompute, 0, n_push);
     std::vector<vk::SpecializationMapEntry> entries;
     for (uint32_t i = 0; i < values.size(); i++) {
         entries.push_back({i, i * (uint32_t)sizeof(uint32_t), sizeof(uint32_t)});
     }
-    const vk::SpecializationInfo info((uint32_t)entries.size(), entries.data(), values.size() * sizeof(uint32_t), values.data());
+    const vk::SpecializationInfo info((uint32_t)entries.size(), entries.data(), values.size() * sizeof(uint32_t),
+                                      values.data());
     auto p = std::make_shared<vk_pipeline_struct>();
     p->layout = device->device.createPipelineLayout({{}, 0, nullptr, 1, &range});
     p->shader_module = device->device.createShaderModule({{}, size, code});
-    const vk::PipelineShaderStageCreateInfo stage({}, vk::ShaderStageFlagBits::eCompute, p->shader_module, "main", &info);
+    const vk::PipelineShaderStageCreateInfo stage({}, vk::ShaderStageFlagBits::eCompute, p->shader_module, "main",
+                                                  &info);
     p->pipeline = device->device.createComputePipeline(VK_NULL_HANDLE, {{}, stage, p->layout}).value;
     const std::lock_guard<std::mutex> guard(device->compile_mutex);
     device->all_pipelines.push_back(p);  // which the device destroys
     return p;
 }
 
-vk_pipeline pipeline_of(const vk_device & device, const uint32_t * code, size_t size, uint32_t n_push, const constants & values) {
+vk_pipeline pipeline_of(const vk_device & device, const uint32_t * code, size_t size, uint32_t n_push,
+                        const constants & values) {
     static std::mutex mutex;
     static auto & all = *new std::map<std::tuple<vk_device_struct *, const uint32_t *, constants>, vk_pipeline>;
     const std::lock_guard<std::mutex> guard(mutex);
@@ -140,7 +147,8 @@ struct recorder {
     ggml_backend_vk_context * ctx;
     vk_context sub;
 
-    // ggml sees what a node reads, and its result: not that *store* writes into pools, nor what our dispatches leave for each other.
+    // ggml sees what a node reads, and its result: not that *store* writes into pools, nor what our dispatches leave
+    // for each other.
     void barrier(const char * name, ranges reads, ranges writes) {
         lctx_vk_ledger & ledger = lctx_vk_ledger::of(ctx);
         if (ledger.barrier(name)) {
@@ -148,8 +156,8 @@ struct recorder {
         }
         ledger.dispatch(name, reads, writes);
     }
-    template <size_t N, typename T>
-    void dispatch(const uint32_t (&code)[N], const constants & values, const T & push, uint32_t x, uint32_t y = 1, uint32_t z = 1) {
+    template <size_t N, typename T> void dispatch(const uint32_t (&code)[N], const constants & values, const T & push,
+                                                  uint32_t x, uint32_t y = 1, uint32_t z = 1) {
         const vk_pipeline p = pipeline_of(ctx->device, code, sizeof(code), T::SIZE, values);
         vk::CommandBuffer commands = sub->s->buffer->buf;
         commands.pushConstants(p->layout, vk::ShaderStageFlagBits::eCompute, 0, T::SIZE, &push);
@@ -206,8 +214,9 @@ void store(recorder & r, const addressed & node) {
     push.v_head_stride = (int)a.v_head_stride, push.v_token_stride = (int)a.v_token_stride;
     push.n_tokens = a.n_tokens;
     const constants values = constants_of(
-        c.k_pool.type, c.v_pool.type, a.head_dim_k, a.head_dim_v, a.n_head_kv, a.n_dims, a.params.rope_mode, a.params.hadamard.k,
-        a.params.hadamard.v, std::max<int64_t>(1, c.near.rows), bits_of(lctx_most_stored(c.k_pool.type, false)),
+        c.k_pool.type, c.v_pool.type, a.head_dim_k, a.head_dim_v, a.n_head_kv, a.n_dims, a.params.rope_mode,
+        a.params.hadamard.k, a.params.hadamard.v, std::max<int64_t>(1, c.near.rows),
+        bits_of(lctx_most_stored(c.k_pool.type, false)),
         bits_of(lctx_most_stored(c.v_pool.type, !lctx_values_in_keys(c))), std::max(a.head_dim_k, a.head_dim_v));
     r.barrier("store", {node.range(0), node.range(1), node.range(4), node.range(5), node.range(6), node.range(9)},
               {node.range(2), node.range(3), node.range(7)});
@@ -235,7 +244,8 @@ struct attend_dispatch {
     int64_t n_group;  // workgroups for a KV head
 
     attend_dispatch(const lctx_attend_args & a, bool shared, size_t most_shared) : shared(shared) {
-        const int64_t group = a.n_head / a.n_head_kv, n = group * (shared ? a.params.tiles.n_token() : a.choices().n_alone());
+        const int64_t group = a.n_head / a.n_head_kv,
+                      n = group * (shared ? a.params.tiles.n_token() : a.choices().n_alone());
         const int together = a.n_head / a.n_choice;  // heads that read the same
         const bool apart = !shared && a.params.chunk_size > 0;
         columns = columns_of(a, apart ? std::min<int64_t>(n, together & -together) : n, most_shared);
@@ -245,10 +255,10 @@ struct attend_dispatch {
         const lctx_cache_args & c = a.cache;
         const lctx_tiles & t = a.params.tiles;
         const int lanes = std::max(ATTEND_THREADS / columns, std::min(power_of_two(a.head_dim_v), ATTEND_THREADS));
-        const constants values =
-            constants_of(c.k_pool.type, c.v_pool.type, a.head_dim_k, a.head_dim_v, a.n_head_kv, a.n_dims, a.params.rope_mode,
-                         a.params.hadamard.k, std::max<int64_t>(1, c.near.rows), a.n_head / a.n_head_kv, columns, lanes, a.n_choice, shared,
-                         std::max(1, t.size), std::max(1, a.params.chunk_size), a.params.n_run, t.n_given, t.n_shared);
+        const constants values = constants_of(
+            c.k_pool.type, c.v_pool.type, a.head_dim_k, a.head_dim_v, a.n_head_kv, a.n_dims, a.params.rope_mode,
+            a.params.hadamard.k, std::max<int64_t>(1, c.near.rows), a.n_head / a.n_head_kv, columns, lanes, a.n_choice,
+            shared, std::max(1, t.size), std::max(1, a.params.chunk_size), a.params.n_run, t.n_given, t.n_shared);
         if (n_group > 0) {
             r.dispatch(ATTEND, values, push, (uint32_t)n_group, (uint32_t)a.n_head_kv, (uint32_t)push.n_split);
         }
@@ -260,10 +270,12 @@ void attend(recorder & r, const addressed & node) {
     const lctx_cache_args & c = a.cache;
     const size_t most_shared = r.ctx->device->properties.limits.maxComputeSharedMemorySize;
     const attend_dispatch alone(a, false, most_shared), tiles(a, true, most_shared);
-    const int64_t n_page = std::max<int64_t>(1, (int64_t)c.table.head_stride), n_group = (alone.n_group + tiles.n_group) * a.n_head_kv;
+    const int64_t n_page = std::max<int64_t>(1, (int64_t)c.table.head_stride),
+                  n_group = (alone.n_group + tiles.n_group) * a.n_head_kv;
     attend_push push = {};
     push_cache(push, c);
-    push.q = address_of(a.q), push.segs = address_of(a.segs), push.angles = address_of(a.angles), push.dst = address_of(a.dst);
+    push.q = address_of(a.q), push.segs = address_of(a.segs), push.angles = address_of(a.angles),
+    push.dst = address_of(a.dst);
     push.q_head_stride = (int)a.q_head_stride, push.q_token_stride = (int)a.q_token_stride;
     push.n_tokens = a.n_tokens, push.n_tile = a.params.tiles.n_tile, push.n_seg = a.n_seg;
     push.near_mask = (int)a.params.near_mask, push.lse = a.lse != nullptr;
@@ -278,7 +290,8 @@ void attend(recorder & r, const addressed & node) {
         written.begin = merge.states = push.dst = r.scratch(written.size);
         merge.n_split = push.n_split;
     }
-    r.barrier("attend", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(6)},
+    r.barrier("attend",
+              {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(6)},
               {written});
     alone.record(r, a, push);
     tiles.record(r, a, push);  // rows of other tokens: no barrier
@@ -294,12 +307,13 @@ void attend(recorder & r, const addressed & node) {
 void index(recorder & r, const addressed & node) {
     const lctx_index_args a = lctx_index_args_of(&node.node);
     const lctx_cache_args & c = a.cache;
-    index_push push = {address_of(c.k_pool.data), address_of(c.index.data), address_of(c.table.pages), address_of(a.rows)};
+    index_push push = {address_of(c.k_pool.data), address_of(c.index.data), address_of(c.table.pages),
+                       address_of(a.rows)};
     push.k_row = (int)c.k_pool.row_size, push.index_row = (int)c.index.row_size, push.n_rows = a.n_rows;
     push.page_head_stride = (int)c.table.head_stride, push.page_seq_stride = (int)c.table.seq_stride;
     const lctx_index_shape & shape = a.index;
-    const constants values =
-        constants_of(c.k_pool.type, shape.head_dim, a.n_head_kv, a.hadamard_k, shape.hadamard(), shape.bits, shape.n_code());
+    const constants values = constants_of(c.k_pool.type, shape.head_dim, a.n_head_kv, a.hadamard_k, shape.hadamard(),
+                                          shape.bits, shape.n_code());
     r.barrier("index", {node.range(0), node.range(1), node.range(2)}, {node.range(4)});
     r.dispatch(INDEX, values, push, groups_for((int64_t)a.n_rows * a.n_head_kv));
 }
@@ -318,7 +332,9 @@ size_t score_bytes(const lctx_select_args & a, int64_t n) {
 // Queries of a tile that are compared at a time, as far as there is shared memory for score.comp.
 int compared_of(const lctx_select_args & a, size_t most_shared) {
     const int n = a.chunks.tile / a.chunks.step;
-    const auto bytes = [&](int columns) { return sizeof(float) * ((size_t)columns * (2 * a.head_dim + 8) + 2 * SCORE_THREADS); };
+    const auto bytes = [&](int columns) {
+        return sizeof(float) * ((size_t)columns * (2 * a.head_dim + 8) + 2 * SCORE_THREADS);
+    };
     int columns = std::min(MOST_COMPARED, n & -n);
     while (columns > 1 && bytes(columns) > most_shared) {
         columns /= 2;
@@ -328,36 +344,45 @@ int compared_of(const lctx_select_args & a, size_t most_shared) {
 
 constants score_constants(const lctx_select_args & a, bool shared, size_t most_shared) {
     const lctx_chunks & c = a.chunks;
-    return constants_of(a.head_dim, a.n_head, a.n_head / a.n_list, a.n_dims, a.rope_mode, a.index.hadamard(), c.chunk_size, c.n_run,
-                        c.n_range, a.index.bits, a.index.n_code(), c.tile, shared, shared ? c.step : 1,
-                        shared ? compared_of(a, most_shared) : 1, shared || c.by_group, a.near_mask);
+    return constants_of(a.head_dim, a.n_head, a.n_head / a.n_list, a.n_dims, a.rope_mode, a.index.hadamard(),
+                        c.chunk_size, c.n_run, c.n_range, a.index.bits, a.index.n_code(), c.tile, shared,
+                        shared ? c.step : 1, shared ? compared_of(a, most_shared) : 1, shared || c.by_group,
+                        a.near_mask);
 }
 
 constants choose_constants(const lctx_select_args & a, bool shared) {
     const lctx_chunks & c = a.chunks;
-    return constants_of(a.n_head, shared ? a.n_list : a.n_choice, c.chunk_size, c.n_run, c.n_range, shared ? c.n_shared : c.n_free, c.tile,
-                        shared, !shared && c.by_group, c.cutoff);
+    return constants_of(a.n_head, shared ? a.n_list : a.n_choice, c.chunk_size, c.n_run, c.n_range,
+                        shared ? c.n_shared : c.n_free, c.tile, shared, !shared && c.by_group, c.cutoff);
 }
 
-// Scores of as many tokens outside of tiles as there is room for, then their choices; or of tiles that share their chunks.
-void choose_for(recorder & r, const addressed & node, const lctx_select_args & a, bool shared, const lctx_vk_range & scores) {
+// Scores of as many tokens outside of tiles as there is room for, then their choices; or of tiles that share their
+// chunks.
+void choose_for(recorder & r, const addressed & node, const lctx_select_args & a, bool shared,
+                const lctx_vk_range & scores) {
     const int32_t n = shared ? a.n_tile : a.choices().n_alone();
     const auto most = (int32_t)(score_bytes(a, n) / (a.n_head * n_score(a) * sizeof(float)));
     const uint64_t tiles = address_of(a.tiles);
-    score_push score = {address_of(a.q), address_of(a.cache.index.data), address_of(a.cache.table.pages), address_of(a.rows)};
-    score.segs = address_of(a.segs), score.angles = address_of(a.angles), score.tiles = tiles, score.scores = scores.begin;
-    score.q_head_stride = (int)a.q_head_stride, score.q_token_stride = (int)a.q_token_stride, score.index_row = (int)a.cache.index.row_size;
+    score_push score = {address_of(a.q), address_of(a.cache.index.data), address_of(a.cache.table.pages),
+                        address_of(a.rows)};
+    score.segs = address_of(a.segs), score.angles = address_of(a.angles), score.tiles = tiles,
+    score.scores = scores.begin;
+    score.q_head_stride = (int)a.q_head_stride, score.q_token_stride = (int)a.q_token_stride,
+    score.index_row = (int)a.cache.index.row_size;
     score.page_head_stride = (int)a.cache.table.head_stride, score.page_seq_stride = (int)a.cache.table.seq_stride;
     score.n_score = n_score(a), score.n_tile = a.n_tile, score.scale = a.scale;
-    choose_push choose = {score.rows, score.segs, tiles, scores.begin, address_of(shared ? (const void *)a.choices().firsts() : a.dst)};
+    choose_push choose = {score.rows, score.segs, tiles, scores.begin,
+                          address_of(shared ? (const void *)a.choices().firsts() : a.dst)};
     choose.n_score = n_score(a), choose.n_tile = a.n_tile;
     const constants to_score = score_constants(a, shared, r.ctx->device->properties.limits.maxComputeSharedMemorySize);
     const constants to_choose = choose_constants(a, shared);
     const int64_t n_part = lctx_div_up(a.n_chunk_max + 1, SCORE_CHUNKS), n_choice = shared ? a.n_list : a.n_choice;
     for (score.first = choose.first = 0; score.first < n; score.first = choose.first += most) {
         score.n_slab = choose.n_slab = std::min(most, n - score.first);
-        r.barrier("score", {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(7)},
-                  {scores});
+        r.barrier(
+            "score",
+            {node.range(0), node.range(1), node.range(2), node.range(3), node.range(4), node.range(5), node.range(7)},
+            {scores});
         r.dispatch(SCORE, to_score, score, groups_for(score.n_slab), (uint32_t)a.n_head,
                    (uint32_t)std::clamp<int64_t>(ENOUGH / ((int64_t)score.n_slab * a.n_head), 1, n_part));
         r.barrier("choose", {node.range(2), node.range(3), node.range(7)}, {scores, node.result()});
@@ -388,14 +413,15 @@ bool fits(int64_t head_dim) {
 
 bool stores(const ggml_tensor * op) {
     const ggml_tensor *near = op->src[7], *held = op->src[8];
-    return fits(op->src[0]->ne[0]) && fits(op->src[1]->ne[0]) && !held && lctx_params_of<lctx_store_params>(op).staged_chunk == 0 &&
-           (!near || near->nb[3] <= INT32_MAX);
+    return fits(op->src[0]->ne[0]) && fits(op->src[1]->ne[0]) && !held &&
+           lctx_params_of<lctx_store_params>(op).staged_chunk == 0 && (!near || near->nb[3] <= INT32_MAX);
 }
 
 bool attends(const ggml_tensor * op) {
     const auto params = lctx_params_of<lctx_attend_params>(op);
     const ggml_tensor *near = op->src[6], *held = op->src[LCTX_ATTEND_HELD], *staged = op->src[LCTX_ATTEND_HELD + 1];
-    return fits(op->src[0]->ne[0]) && fits(op->src[2]->ne[0]) && !held && !staged && !params.fixed && (!near || near->nb[3] <= INT32_MAX);
+    return fits(op->src[0]->ne[0]) && fits(op->src[2]->ne[0]) && !held && !staged && !params.fixed &&
+           (!near || near->nb[3] <= INT32_MAX);
 }
 
 bool indexes(const ggml_tensor * op) {
@@ -415,7 +441,8 @@ std::string lctx_vk_describe(ggml_backend_dev_t dev) {
     vk::PhysicalDeviceProperties2 properties;
     properties.pNext = &driver;
     device->physical_device.getProperties2(&properties);
-    std::string text = std::string(ggml_backend_dev_description(dev)) + ", " + driver.driverName.data() + " " + driver.driverInfo.data();
+    std::string text = std::string(ggml_backend_dev_description(dev)) + ", " + driver.driverName.data() + " " +
+                       driver.driverInfo.data();
     text += ", subgroups of " + std::to_string(device->subgroup_size);
     text += ", buffers of at most " + std::to_string(device->max_memory_allocation_size >> 20) + " MiB";
     return has_addresses(device) ? text : text + "; without bufferDeviceAddress or shaderInt64, which methods need";

@@ -1,5 +1,6 @@
-// In test builds: what the dispatches read and wrote since the last barrier. A device may run two dispatches at once unless a barrier is
-// between them, but a software device never does, so that no result shows a barrier that is missing. Other builds record nothing.
+// In test builds: what the dispatches read and wrote since the last barrier. A device may run two dispatches at once
+// unless a barrier is between them, but a software device never does, so that no result shows a barrier that is
+// missing. Other builds record nothing.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,8 @@ class lctx_vk_ledger {
     }
 
     // Throws where a dispatch meets what an earlier one may still be doing.
-    void dispatch(const char * name, std::initializer_list<lctx_vk_range> reads, std::initializer_list<lctx_vk_range> writes) {
+    void dispatch(const char * name, std::initializer_list<lctx_vk_range> reads,
+                  std::initializer_list<lctx_vk_range> writes) {
         for (const lctx_vk_range & r : reads) {
             check(name, r, false);
         }
@@ -67,7 +69,8 @@ class lctx_vk_ledger {
             const bool overlap = r.begin < u.range.begin + u.range.size && u.range.begin < r.begin + r.size;
             if (overlap && (is_written || u.is_written)) {
                 pending_.clear();
-                throw std::logic_error(std::string("no barrier between ") + u.name + " and " + name + ", which use the same memory");
+                throw std::logic_error(std::string("no barrier between ") + u.name + " and " + name +
+                                       ", which use the same memory");
             }
         }
     }

@@ -3,7 +3,8 @@
 
 #include <cstddef>
 
-constexpr size_t LCTX_AHEAD = 8192;  // bytes, into the second-level cache; 4096 leave a quarter of the bandwidth, more are no better
+constexpr size_t LCTX_AHEAD =
+    8192;  // bytes, into the second-level cache; 4096 leave a quarter of the bandwidth, more are no better
 
 // Prefetch what will be read LCTX_AHEAD bytes after these n bytes.
 static inline void lctx_read_ahead(const void * p, size_t n) {

@@ -1,5 +1,6 @@
-// Buffers of the CPU as ggml allocates them, on huge pages where the system has them: a token reads all weights once, and with pages of 4
-// KiB their addresses take as long to look up as a tenth of the bytes. Weights that are mapped from a file are not in such a buffer.
+// Buffers of the CPU as ggml allocates them, on huge pages where the system has them: a token reads all weights once,
+// and with pages of 4 KiB their addresses take as long to look up as a tenth of the bytes. Weights that are mapped from
+// a file are not in such a buffer.
 #include "weights.h"
 
 #include "ggml-backend-impl.h"

@@ -35,8 +35,8 @@ static inline lctx_vi lctx_vmadd(lctx_vs a, lctx_vs b) {
 }
 #endif
 
-// sum + the products of four bytes of each lane of weights with four bytes. With dpbusd all products of bytes are exact; without it a
-// pair of them must fit in 16 bits, so weights have seven bits at most.
+// sum + the products of four bytes of each lane of weights with four bytes. With dpbusd all products of bytes are
+// exact; without it a pair of them must fit in 16 bits, so weights have seven bits at most.
 static inline lctx_vi lctx_vdot(lctx_vi sum, lctx_vi weights, int32_t four) {
 #if LCTX_HAS_DOT
     return lctx_vdot_bytes(sum, weights, four - lctx_vi{});
@@ -56,7 +56,8 @@ constexpr int LCTX_TILE = 8;  // columns that are multiplied together: their sum
 // LCTX_TILE columns of k_dim bytes, as a panel of W meets them.
 //   bytes   [k_dim / 32][LCTX_TILE][32]
 //   scales  [k_dim / N][LCTX_TILE]
-//   starts  [k_dim / GROUP][LCTX_TILE]: -ZERO times the sum of the bytes of a group; NULL where the type HAS_MIN. For scales of 16 bits
+//   starts  [k_dim / GROUP][LCTX_TILE]: -ZERO times the sum of the bytes of a group; NULL where the type HAS_MIN. For
+//   scales of 16 bits
 //           half of it, twice, as 16 bits
 //   sums    the same, where the type HAS_MIN: the sum, with the column's scale where there is one for each group
 struct lctx_column_bytes {
@@ -75,9 +76,10 @@ struct lctx_tile_ends {
 
 constexpr int LCTX_HALF_TILE = LCTX_TILE / 2;  // what is multiplied when there are no more columns
 
-// Bytes of the columns of a tile, values [k0, k0 + N): symmetric, by the largest value. Columns from ends.n to n_column become zeros.
-// A value that is not finite makes its scale NaN.
-template <class W> static void lctx_fill_columns(const lctx_column_bytes & to, const lctx_tile_ends & ends, int n_column, int64_t k0) {
+// Bytes of the columns of a tile, values [k0, k0 + N): symmetric, by the largest value. Columns from ends.n to n_column
+// become zeros. A value that is not finite makes its scale NaN.
+template <class W>
+static void lctx_fill_columns(const lctx_column_bytes & to, const lctx_tile_ends & ends, int n_column, int64_t k0) {
     for (int c = 0; c < n_column; c++) {
         static constexpr float ZEROS[W::N] = {};
         const float * values = c < ends.n ? ends.x[c] + k0 : ZEROS;
@@ -98,9 +100,9 @@ template <class W> static void lctx_fill_columns(const lctx_column_bytes & to, c
 }
 
 // The products of the bytes of group number `group` with NC columns, beginning with their starts.
-template <class W, int NC> static inline __attribute__((always_inline)) void lctx_dot_group(const lctx_panel & p,
-                                                                                            const lctx_column_bytes & x, int64_t group,
-                                                                                            lctx_vi * sums) {
+template <class W, int NC>
+static inline __attribute__((always_inline)) void lctx_dot_group(const lctx_panel & p, const lctx_column_bytes & x,
+                                                                 int64_t group, lctx_vi * sums) {
     const int8_t * columns = x.bytes + group * W::GROUP / 32 * LCTX_TILE * 32 + group * W::GROUP % 32;
     const uint8_t * bytes = p.bytes + group * W::GROUP * LCTX_VL;
 #pragma GCC unroll 8
@@ -122,9 +124,9 @@ template <class W, int NC> static inline __attribute__((always_inline)) void lct
 
 // Add group number `group` to NC columns: scale * (bytes . column - ZERO * sum), or scale * (bytes . column) + min *
 // sum.
-template <class W, int NC> static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx_panel & p,
-                                                                                                 const lctx_column_bytes & x, int64_t group,
-                                                                                                 lctx_vf * to) {
+template <class W, int NC>
+static inline __attribute__((always_inline)) void lctx_multiply_group(const lctx_panel & p, const lctx_column_bytes & x,
+                                                                      int64_t group, lctx_vf * to) {
     const int64_t first = group * LCTX_TILE;
     const lctx_vf scales = lctx_vload(p.scales + group * LCTX_VL);
     lctx_vf mins{};
@@ -144,9 +146,9 @@ template <class W, int NC> static inline __attribute__((always_inline)) void lct
 
 // Add group number `group` to NC columns with integer scales: int_scale * (bytes . column - ZERO * sum) to sums.
 // Without LCTX_FULL_BYTES pairs are added while they fit in 16 bits.
-template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_group(const lctx_panel & p,
-                                                                                            const lctx_column_bytes & x, int64_t group,
-                                                                                            lctx_vi * sums) {
+template <class W, int NC>
+static inline __attribute__((always_inline)) void lctx_add_group(const lctx_panel & p, const lctx_column_bytes & x,
+                                                                 int64_t group, lctx_vi * sums) {
 #if LCTX_HAS_DOT
     lctx_vi scales, dots[NC];
     memcpy(&scales, p.int_scales + group * LCTX_VL, sizeof(scales));
@@ -192,9 +194,9 @@ template <class W, int NC> static inline __attribute__((always_inline)) void lct
 }
 
 // Add block b to NC columns with integer scales: a product of floats, and one for its mins, whose sum is exact.
-template <class W, int NC> static inline __attribute__((always_inline)) void lctx_add_block(const lctx_panel & p,
-                                                                                            const lctx_column_bytes & x, int64_t b,
-                                                                                            lctx_vf * products, lctx_vf * offsets) {
+template <class W, int NC>
+static inline __attribute__((always_inline)) void lctx_add_block(const lctx_panel & p, const lctx_column_bytes & x,
+                                                                 int64_t b, lctx_vf * products, lctx_vf * offsets) {
     constexpr int N_GROUP = W::N / W::GROUP;
     lctx_vi sums[NC] = {};
     lctx_vf mins[NC] = {};
@@ -219,8 +221,9 @@ template <class W, int NC> static inline __attribute__((always_inline)) void lct
 }
 
 // The first NC columns of a tile with a panel of n_rows rows, from row number `row` on.
-template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, const lctx_column_bytes & x, int64_t k_dim, int n_rows,
-                                                          const lctx_tile_ends & ends, int64_t row) {
+template <class W, int NC> static void lctx_multiply_tile(const lctx_panel & p, const lctx_column_bytes & x,
+                                                          int64_t k_dim, int n_rows, const lctx_tile_ends & ends,
+                                                          int64_t row) {
     lctx_vf sums[NC] = {}, offsets[NC] = {};
     for (int first = 0; first < lctx_stride<W>; first++) {
         lctx_vf some[NC] = {};

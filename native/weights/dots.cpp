@@ -1,5 +1,5 @@
-// Products column by column, for those whose sums may not depend on how many columns there are: of all types, with the dot products of
-// ggml. Its own products take other ways for many columns.
+// Products column by column, for those whose sums may not depend on how many columns there are: of all types, with the
+// dot products of ggml. Its own products take other ways for many columns.
 #include "../ops/fixed.h"
 #include "../ops/params.h"
 #include "bump.h"
@@ -33,7 +33,8 @@ ends of_experts(const ggml_tensor * op, int64_t column) {
     const int64_t used = column % ids->ne[0], token = column / ids->ne[0];
     const int32_t expert = *(const int32_t *)((const char *)ids->data + used * ids->nb[0] + token * ids->nb[1]);
     GGML_ASSERT(expert >= 0 && expert < w->ne[2]);  // as ggml does
-    return {(const char *)w->data + expert * w->nb[2], (const char *)x->data + used % x->ne[1] * x->nb[1] + token * x->nb[2],
+    return {(const char *)w->data + expert * w->nb[2],
+            (const char *)x->data + used % x->ne[1] * x->nb[1] + token * x->nb[2],
             (float *)((char *)op->data + used * op->nb[1] + token * op->nb[2])};
 }
 
@@ -70,7 +71,9 @@ class dots : public ggml::cpu::tensor_traits {
     }
 
   private:
-    static ggml_type dot_type(const ggml_tensor * op) { return ggml_get_type_traits_cpu(op->src[0]->type)->vec_dot_type; }
+    static ggml_type dot_type(const ggml_tensor * op) {
+        return ggml_get_type_traits_cpu(op->src[0]->type)->vec_dot_type;
+    }
     static int64_t n_column(const ggml_tensor * op) {
         return op->op == GGML_OP_MUL_MAT ? ggml_nrows(op->src[1]) : op->src[2]->ne[0] * op->src[2]->ne[1];
     }
@@ -93,7 +96,8 @@ class dots : public ggml::cpu::tensor_traits {
 bool fits(const ggml_tensor * op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
     const ggml_type_traits_cpu * traits = ggml_get_type_traits_cpu(w->type);
-    const bool widens = (x->type == GGML_TYPE_F16 || x->type == GGML_TYPE_BF16) && traits->vec_dot_type == GGML_TYPE_F32;
+    const bool widens =
+        (x->type == GGML_TYPE_F16 || x->type == GGML_TYPE_BF16) && traits->vec_dot_type == GGML_TYPE_F32;
     return traits->vec_dot && (x->type == GGML_TYPE_F32 || x->type == traits->vec_dot_type || widens) &&
            w->nb[0] == ggml_type_size(w->type) && x->nb[0] == ggml_type_size(x->type);
 }

@@ -14,8 +14,9 @@ void lctx_install_weights() {
 
 namespace {
 
-// Install when the library is loaded, before anything is allocated: programs that do not come through lctx.h get the same products. This
-// file is linked as an object, so that no linker leaves it out of llama.cpp's tools, as it does with a member of a static library.
+// Install when the library is loaded, before anything is allocated: programs that do not come through lctx.h get the
+// same products. This file is linked as an object, so that no linker leaves it out of llama.cpp's tools, as it does
+// with a member of a static library.
 [[maybe_unused]] const bool INSTALLED = [] {
     lctx_install_weights();
     return true;

@@ -23,8 +23,11 @@ template <class BLOCK, bool EXACT> struct by_quads {
     static column take(lctx_bump & at, int64_t n) {
         return {at.take<int8_t>(n * LCTX_QUADS_DIM), at.take<float>(n * LCTX_VL), at.take<int32_t>(n * LCTX_VL)};
     }
-    static void fill(const column & to, const float * x, int64_t k_dim, int64_t piece) { lctx_fill_quads<BLOCK>(to, x, k_dim, piece); }
-    template <int NC> static void multiply(const BLOCK * row, int64_t k_dim, const column * x, float * out, int64_t out_row) {
+    static void fill(const column & to, const float * x, int64_t k_dim, int64_t piece) {
+        lctx_fill_quads<BLOCK>(to, x, k_dim, piece);
+    }
+    template <int NC>
+    static void multiply(const BLOCK * row, int64_t k_dim, const column * x, float * out, int64_t out_row) {
         lctx_multiply_row<BLOCK, NC, EXACT>(row, k_dim, x, out, out_row);
     }
 };
@@ -36,27 +39,34 @@ template <class BLOCK, bool EXACT> struct by_super {
     typedef lctx_super_column column;
 
     static int64_t n_piece(int64_t k_dim) { return k_dim / QK_K; }
-    static column take(lctx_bump & at, int64_t n) { return {at.take<int8_t>(n * QK_K), at.take<float>(n), at.take<int16_t>(n * 16)}; }
-    static void fill(const column & to, const float * x, int64_t, int64_t piece) { lctx_fill_super<BLOCK>(to, x, piece); }
-    template <int NC> static void multiply(const block * row, int64_t k_dim, const column * x, float * out, int64_t out_row) {
+    static column take(lctx_bump & at, int64_t n) {
+        return {at.take<int8_t>(n * QK_K), at.take<float>(n), at.take<int16_t>(n * 16)};
+    }
+    static void fill(const column & to, const float * x, int64_t, int64_t piece) {
+        lctx_fill_super<BLOCK>(to, x, piece);
+    }
+    template <int NC>
+    static void multiply(const block * row, int64_t k_dim, const column * x, float * out, int64_t out_row) {
         lctx_multiply_super<BLOCK, NC, EXACT>(row, k_dim / QK_K, x, out, out_row);
     }
 };
 
 // A row with the first n of some columns, results in out[column * out_row].
-template <class WAY>
-void multiply_row(const char * row, int64_t k_dim, const typename WAY::column * columns, int64_t n, float * out, int64_t out_row) {
-    static constexpr decltype(&WAY::template multiply<1>) BY_COLUMNS[N_TOGETHER] = {WAY::template multiply<1>, WAY::template multiply<2>,
-                                                                                    WAY::template multiply<3>, WAY::template multiply<4>};
+template <class WAY> void multiply_row(const char * row, int64_t k_dim, const typename WAY::column * columns, int64_t n,
+                                       float * out, int64_t out_row) {
+    static constexpr decltype(&WAY::template multiply<1>) BY_COLUMNS[N_TOGETHER] = {
+        WAY::template multiply<1>, WAY::template multiply<2>, WAY::template multiply<3>, WAY::template multiply<4>};
     for (int64_t c = 0; c < n; c += N_TOGETHER) {
-        BY_COLUMNS[std::min(N_TOGETHER, n - c) - 1]((const typename WAY::block *)row, k_dim, columns + c, out + c * out_row, out_row);
+        BY_COLUMNS[std::min(N_TOGETHER, n - c) - 1]((const typename WAY::block *)row, k_dim, columns + c,
+                                                    out + c * out_row, out_row);
     }
 }
 
 // The columns of x as bytes, in a work buffer.
 template <class WAY> class byte_columns {
   public:
-    byte_columns(const ggml_tensor * op, lctx_bump & at) : x(op->src[1]), k_dim(x->ne[0]), n_piece(WAY::n_piece(k_dim)) {
+    byte_columns(const ggml_tensor * op, lctx_bump & at)
+        : x(op->src[1]), k_dim(x->ne[0]), n_piece(WAY::n_piece(k_dim)) {
         lctx_bump one{0};
         WAY::take(one, n_piece);
         size = one.used;
@@ -108,11 +118,13 @@ template <class WAY> class matrix_rows {
 // GGML_OP_MUL_MAT_ID: a row of an expert meets the columns of a tile of its own.
 template <class WAY> class expert_rows {
   public:
-    expert_rows(const ggml_tensor * op, const byte_columns<WAY> & columns, lctx_bump & at) : op(op), columns(columns), matrices(op, at) {}
+    expert_rows(const ggml_tensor * op, const byte_columns<WAY> & columns, lctx_bump & at)
+        : op(op), columns(columns), matrices(op, at) {}
     void sort() const { matrices.sort(); }
     int64_t count() const { return matrices.n_tile() * n_row(); }
     void multiply(int64_t first, int64_t end) const {
-        lctx_each_tile(first, end, n_row(), [&](int64_t tile, int64_t row, int64_t row_end) { multiply_tile(tile, row, row_end); });
+        lctx_each_tile(first, end, n_row(),
+                       [&](int64_t tile, int64_t row, int64_t row_end) { multiply_tile(tile, row, row_end); });
     }
 
   private:
@@ -138,7 +150,8 @@ template <class WAY> class expert_rows {
     }
 };
 
-// Columns become bytes once; then threads take rows, of which ROWS says how many there are and what each is multiplied with.
+// Columns become bytes once; then threads take rows, of which ROWS says how many there are and what each is multiplied
+// with.
 template <class WAY, template <class> class ROWS> class few_product : public ggml::cpu::tensor_traits {
   public:
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
@@ -159,7 +172,8 @@ template <class WAY, template <class> class ROWS> class few_product : public ggm
         }
         ggml_barrier(params->threadpool);
         const lctx_takes takes(rows.count(), 1, params->nth);
-        for (int64_t take = params->ith; takes.first(take) < rows.count(); take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        for (int64_t take = params->ith; takes.first(take) < rows.count();
+             take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             rows.multiply(takes.first(take), takes.first(take + 1));
         }
         return true;

@@ -1,4 +1,5 @@
-// Products of quantized weights with many columns: rows of weights become bytes once (panel.h), then meet all columns (bytes.h).
+// Products of quantized weights with many columns: rows of weights become bytes once (panel.h), then meet all columns
+// (bytes.h).
 #include "multiply.h"
 
 #include "../ops/fixed.h"
@@ -12,7 +13,8 @@
 
 namespace {
 
-constexpr int64_t PANEL_BYTES = 256 << 10;  // of the weights that a thread has as bytes: they stay in the second-level cache
+constexpr int64_t PANEL_BYTES =
+    256 << 10;  // of the weights that a thread has as bytes: they stay in the second-level cache
 constexpr int64_t MAX_PANEL = 4;
 constexpr int64_t N_TAKE = 4;  // at least, of a thread: threads differ in speed
 
@@ -35,7 +37,8 @@ template <class W> struct plan {
     }
     lctx_panel panel(lctx_bump & at) const {
         const size_t n_scale = k_dim / W::GROUP * LCTX_VL;
-        return {at.take<uint8_t>(k_dim * LCTX_VL), at.take<float>(n_scale), W::HAS_MIN ? at.take<float>(n_scale) : nullptr,
+        return {at.take<uint8_t>(k_dim * LCTX_VL), at.take<float>(n_scale),
+                W::HAS_MIN ? at.take<float>(n_scale) : nullptr,
                 lctx_int_scales<W> ? at.take<int32_t>(n_scale) : nullptr,
                 lctx_int_scales<W> && W::HAS_MIN ? at.take<float>(k_dim / W::N * LCTX_VL) : nullptr};
     }
@@ -63,16 +66,18 @@ template <class W> void multiply_columns(const lctx_panel & p, const lctx_column
 template <class W> constexpr int64_t STRAIGHT_COLUMNS = 0;
 
 // Rows [first, end) of a matrix with such columns.
-template <class W>
-void multiply_straight(const ggml_tensor *, const char *, const lctx_column_bytes &, const lctx_tile_ends &, int64_t, int64_t) {}
+template <class W> void multiply_straight(const ggml_tensor *, const char *, const lctx_column_bytes &,
+                                          const lctx_tile_ends &, int64_t, int64_t) {}
 
 #if LCTX_HAS_STRAIGHT
 template <> constexpr int64_t STRAIGHT_COLUMNS<lctx_weight<GGML_TYPE_Q8_0>> = LCTX_STRAIGHT_COLUMNS;
 
-template <> void multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * w, const char * matrix, const lctx_column_bytes & x,
-                                                                const lctx_tile_ends & ends, int64_t first, int64_t end) {
-    static constexpr decltype(&lctx_multiply_four<1>) BY_COLUMNS[LCTX_STRAIGHT_COLUMNS] = {lctx_multiply_four<1>, lctx_multiply_four<2>,
-                                                                                           lctx_multiply_four<3>};
+template <> void multiply_straight<lctx_weight<GGML_TYPE_Q8_0>>(const ggml_tensor * w, const char * matrix,
+                                                                const lctx_column_bytes & x,
+                                                                const lctx_tile_ends & ends, int64_t first,
+                                                                int64_t end) {
+    static constexpr decltype(&lctx_multiply_four<1>) BY_COLUMNS[LCTX_STRAIGHT_COLUMNS] = {
+        lctx_multiply_four<1>, lctx_multiply_four<2>, lctx_multiply_four<3>};
     for (int64_t row = first; row < end; row += LCTX_STRAIGHT_ROWS) {
         const block_q8_0 * rows[LCTX_STRAIGHT_ROWS];
         for (int r = 0; r < LCTX_STRAIGHT_ROWS; r++) {
@@ -91,7 +96,8 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
         const plan<W> p(op, n_threads);
         lctx_bump own{0};
         const MATRICES m(op, own);
-        size = LCTX_BUMP_ALIGN + m.max_tile() * p.columns_size() + n_threads * (own.used + p.max_panel * p.panel_size());
+        size =
+            LCTX_BUMP_ALIGN + m.max_tile() * p.columns_size() + n_threads * (own.used + p.max_panel * p.panel_size());
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
@@ -112,7 +118,8 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
             multiply_straight(params, op->src[0], m, p, base);
             return true;
         }
-        for (int64_t i = params->ith; i < m.n_matrix() * p.n_chunk; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        for (int64_t i = params->ith; i < m.n_matrix() * p.n_chunk;
+             i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             multiply(op->src[0], m, m.matrix(i / p.n_chunk), p, base, own.base + own.used, i % p.n_chunk);
         }
         return true;
@@ -124,7 +131,8 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
         return p.columns(at);
     }
     // unit: columns that are multiplied together at least.
-    static void quantize(const ggml_compute_params * params, const MATRICES & m, const plan<W> & p, uintptr_t base, int unit) {
+    static void quantize(const ggml_compute_params * params, const MATRICES & m, const plan<W> & p, uintptr_t base,
+                         int unit) {
         const int64_t n_block = p.k_dim / W::N;
         lctx_tile_ends ends;
         for (int64_t i = params->ith, known = -1; i < m.n_tile() * n_block; i += params->nth) {
@@ -137,19 +145,20 @@ template <class W, class MATRICES> class product : public ggml::cpu::tensor_trai
         }
     }
     // Every matrix has a tile at most: threads take rows of all of them, one after the other.
-    static void multiply_straight(const ggml_compute_params * params, const ggml_tensor * weight, const MATRICES & m, const plan<W> & p,
-                                  uintptr_t base) {
+    static void multiply_straight(const ggml_compute_params * params, const ggml_tensor * weight, const MATRICES & m,
+                                  const plan<W> & p, uintptr_t base) {
         const lctx_takes takes(m.n_tile() * p.n_rows, LCTX_STRAIGHT_ROWS, params->nth);
         const auto straight = [&](int64_t tile, int64_t row, int64_t end) {
             ::multiply_straight<W>(weight, m.matrix_of(tile).rows, columns(p, base, tile), m.tile(tile), row, end);
         };
         const int64_t n_row = m.n_tile() * p.n_rows;
-        for (int64_t take = params->ith; takes.first(take) < n_row; take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+        for (int64_t take = params->ith; takes.first(take) < n_row;
+             take = ggml_threadpool_chunk_add(params->threadpool, 1)) {
             lctx_each_tile(takes.first(take), takes.first(take + 1), p.n_rows, straight);
         }
     }
-    static void multiply(const ggml_tensor * weight, const MATRICES & m, const lctx_matrix & w, const plan<W> & p, uintptr_t base,
-                         uintptr_t own, int64_t chunk) {
+    static void multiply(const ggml_tensor * weight, const MATRICES & m, const lctx_matrix & w, const plan<W> & p,
+                         uintptr_t base, uintptr_t own, int64_t chunk) {
         if (w.first == w.end) {
             return;
         }
@@ -195,8 +204,8 @@ template <ggml_type TYPE> constexpr entry entry_of(int64_t min_columns, bool wit
 
 constexpr int64_t AFTER_FEW_32 = std::max<int64_t>(LCTX_FEW_COLUMNS_32 + 1, 4);
 constexpr int64_t AFTER_FEW_256 = std::max<int64_t>(LCTX_FEW_COLUMNS_256 + 1, 8);
-// Columns of an expert, on the average, from which on panels are the faster way: than those of multiply-few.cpp, and than ggml's where a
-// type has none.
+// Columns of an expert, on the average, from which on panels are the faster way: than those of multiply-few.cpp, and
+// than ggml's where a type has none.
 constexpr int64_t AFTER_FEW_OF_EXPERT = 8, AFTER_GGML_OF_EXPERT = 3;
 
 constexpr entry PRODUCTS[] = {
@@ -214,8 +223,9 @@ constexpr entry PRODUCTS[] = {
 // Return whether a product is that of weights in memory with columns of floats.
 bool is_plain(const ggml_tensor * op) {
     const ggml_tensor *w = op->src[0], *x = op->src[1];
-    return w->buffer && ggml_backend_buffer_is_host(w->buffer) && w->nb[0] == ggml_type_size(w->type) && w->ne[3] * x->ne[3] == 1 &&
-           x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
+    return w->buffer && ggml_backend_buffer_is_host(w->buffer) && w->nb[0] == ggml_type_size(w->type) &&
+           w->ne[3] * x->ne[3] == 1 && x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) &&
+           op->nb[0] == sizeof(float);
 }
 
 // Panels have one order of sums for any number of columns.

@@ -1,5 +1,5 @@
-// Panels: LCTX_VL rows of a quantized weight as unsigned bytes, for products of integers. One struct per type says how a block of it
-// becomes bytes.
+// Panels: LCTX_VL rows of a quantized weight as unsigned bytes, for products of integers. One struct per type says how
+// a block of it becomes bytes.
 #pragma once
 
 #include "../cpu/dot.h"
@@ -16,8 +16,9 @@
 #include <immintrin.h>
 #endif
 
-// N values to a block. GROUP of them share a scale: value = scale * (byte - ZERO), or scale * byte + min where the type HAS_MIN. Bytes have
-// BITS bits. With several groups to a block a scale is d() times the integer that unpack() gives, a min d_min() times one.
+// N values to a block. GROUP of them share a scale: value = scale * (byte - ZERO), or scale * byte + min where the type
+// HAS_MIN. Bytes have BITS bits. With several groups to a block a scale is d() times the integer that unpack() gives, a
+// min d_min() times one.
 template <ggml_type TYPE> struct lctx_weight;
 
 template <int N_, int GROUP_, int BITS_, int ZERO_, bool HAS_MIN_> struct lctx_weight_shape {
@@ -42,7 +43,8 @@ template <int N> static inline void lctx_nibbles(const uint8_t * packed, uint8_t
 // 16 numbers below 16 become the bytes of a table that they name.
 static inline void lctx_look_up(const uint8_t * table, uint8_t * bytes) {
 #if defined(__SSSE3__)
-    _mm_storeu_si128((__m128i *)bytes, _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)table), _mm_loadu_si128((__m128i *)bytes)));
+    _mm_storeu_si128((__m128i *)bytes,
+                     _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)table), _mm_loadu_si128((__m128i *)bytes)));
 #else
     for (int i = 0; i < 16; i++) {
         bytes[i] = table[bytes[i]];
@@ -143,8 +145,8 @@ template <> struct lctx_weight<GGML_TYPE_Q8_0> : lctx_weight_shape<32, 32, 8, 12
     }
 };
 
-// Scales and minima of four of the eight groups of Q4_K and Q5_K, a byte each, of six bits. Those of the last four groups (half 1) have
-// their upper two bits in the bytes of the first four.
+// Scales and minima of four of the eight groups of Q4_K and Q5_K, a byte each, of six bits. Those of the last four
+// groups (half 1) have their upper two bits in the bytes of the first four.
 struct lctx_four_scales {
     uint32_t scales, mins;
 };
@@ -221,16 +223,18 @@ constexpr bool LCTX_FULL_BYTES = LCTX_HAS_DOT;
 // product of floats for it, the same however its integers were added.
 template <class W> constexpr bool lctx_int_scales = W::N > W::GROUP;
 
-// Blocks of 32 values whose products with a few columns have a quad of lanes each (quads.h). So a panel adds up every n-th block, and then
-// these sums: the order is the same.
+// Blocks of 32 values whose products with a few columns have a quad of lanes each (quads.h). So a panel adds up every
+// n-th block, and then these sums: the order is the same.
 constexpr int LCTX_QUADS = LCTX_VL / 4;  // groups of 32 values that are multiplied at once, in a quad of lanes each
-template <class W> constexpr int lctx_stride = LCTX_FULL_BYTES && W::N == 32 && (W::BITS == 4 || W::ZERO == 12) ? LCTX_QUADS : 1;
+template <class W> constexpr int lctx_stride =
+    LCTX_FULL_BYTES && W::N == 32 && (W::BITS == 4 || W::ZERO == 12) ? LCTX_QUADS : 1;
 
 // Rows of a weight that are multiplied together, for k_dim values each.
 //   bytes       [k_dim / 4][LCTX_VL][4]
 //   scales      [k_dim / GROUP][LCTX_VL]; [k_dim / N][LCTX_VL] with int_scales
 //   mins        [k_dim / GROUP][LCTX_VL], where the type HAS_MIN; integers with int_scales
-//   int_scales  [k_dim / GROUP][LCTX_VL]: the integer scales of groups, where lctx_int_scales. Without LCTX_FULL_BYTES twice, as 16 bits:
+//   int_scales  [k_dim / GROUP][LCTX_VL]: the integer scales of groups, where lctx_int_scales. Without LCTX_FULL_BYTES
+//   twice, as 16 bits:
 //               sums of pairs are multiplied with them, which is a step less
 //   min_scales  [k_dim / N][LCTX_VL]: of those mins
 struct lctx_panel {
@@ -244,7 +248,8 @@ struct lctx_panel {
 constexpr int LCTX_STEP = 256;  // values of a row that become bytes at a time
 
 // f(i, column i) for the first n_wanted columns of a matrix; N is a multiple of LCTX_VL.
-template <int N, typename F> static inline void lctx_each_transposed(const float (&from)[LCTX_VL][N], int64_t n_wanted, F && f) {
+template <int N, typename F>
+static inline void lctx_each_transposed(const float (&from)[LCTX_VL][N], int64_t n_wanted, F && f) {
     for (int i0 = 0; i0 < N && i0 < n_wanted; i0 += LCTX_VL) {
         lctx_vf columns[LCTX_VL];
         for (int r = 0; r < LCTX_VL; r++) {
@@ -279,18 +284,21 @@ template <class W> struct lctx_step {
     // n values of all rows, from value k0 on.
     void put(const lctx_panel & panel, int64_t k0, int64_t n) const {
         const int64_t n_group = n / W::GROUP, first = k0 / W::GROUP * LCTX_VL;
-        lctx_each_transposed(bytes, n / 4,
-                             [&](int64_t i, lctx_vf four) { lctx_vstore((float *)(panel.bytes + (k0 + 4 * i) * LCTX_VL), four); });
+        lctx_each_transposed(bytes, n / 4, [&](int64_t i, lctx_vf four) {
+            lctx_vstore((float *)(panel.bytes + (k0 + 4 * i) * LCTX_VL), four);
+        });
         lctx_each_transposed(scales, n_group, [&](int64_t i, lctx_vf of_group) {
             if constexpr (lctx_int_scales<W>) {
-                const lctx_vi scale = __builtin_convertvector(of_group, lctx_vi), as = LCTX_FULL_BYTES ? scale : (scale & 0xffff) * 0x10001;
+                const lctx_vi scale = __builtin_convertvector(of_group, lctx_vi),
+                              as = LCTX_FULL_BYTES ? scale : (scale & 0xffff) * 0x10001;
                 memcpy(panel.int_scales + first + i * LCTX_VL, &as, sizeof(as));
             } else {
                 lctx_vstore(panel.scales + first + i * LCTX_VL, of_group);
             }
         });
         if constexpr (W::HAS_MIN) {
-            lctx_each_transposed(mins, n_group, [&](int64_t i, lctx_vf min) { lctx_vstore(panel.mins + first + i * LCTX_VL, min); });
+            lctx_each_transposed(mins, n_group,
+                                 [&](int64_t i, lctx_vf min) { lctx_vstore(panel.mins + first + i * LCTX_VL, min); });
         }
         if constexpr (lctx_int_scales<W>) {
             lctx_vstore(panel.scales + k0 / W::N * LCTX_VL, lctx_vload(d));
@@ -302,7 +310,8 @@ template <class W> struct lctx_step {
 };
 
 // Fill a panel with n_rows <= LCTX_VL rows; lanes after them repeat the last one.
-template <class W> static void lctx_fill_panel(const lctx_panel & panel, const char * rows, size_t row_size, int n_rows, int64_t k_dim) {
+template <class W>
+static void lctx_fill_panel(const lctx_panel & panel, const char * rows, size_t row_size, int n_rows, int64_t k_dim) {
     constexpr size_t STEP_BYTES = LCTX_STEP / W::N * sizeof(typename W::block);
     lctx_step<W> step = {};
     for (int64_t k0 = 0; k0 < k_dim; k0 += LCTX_STEP) {

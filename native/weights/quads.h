@@ -1,4 +1,5 @@
-// Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0, Q4_1, Q8_0 and MXFP4.
+// Products of rows of weights with a few columns: a row is read once, and its bytes stay in registers. Of Q4_0, Q4_1,
+// Q8_0 and MXFP4.
 #pragma once
 
 #include "../cpu/dot.h"
@@ -18,8 +19,8 @@ template <> constexpr int lctx_zero_of<block_q4_0> = 8;
 template <> constexpr int lctx_zero_of<block_q8_0> = 128;
 template <> constexpr int lctx_zero_of<block_mxfp4> = lctx_weight<GGML_TYPE_MXFP4>::ZERO;
 
-// A column of bytes in the order that such rows need: n_piece pieces of LCTX_QUADS_DIM values. A last piece that is not full has zeros. In
-// `starts`, the first lane of a group has the value for the whole group, the others 0.
+// A column of bytes in the order that such rows need: n_piece pieces of LCTX_QUADS_DIM values. A last piece that is not
+// full has zeros. In `starts`, the first lane of a group has the value for the whole group, the others 0.
 //   bytes   [n_piece][2][LCTX_QUADS][16]: the first halves of the groups, then the second ones
 //   scales  [n_piece][LCTX_QUADS][4]: of the groups, once for each lane
 //   starts  [n_piece][LCTX_QUADS][4]: -ZERO * the sum of the bytes; with a min: the sum of the values, a float
@@ -30,15 +31,16 @@ struct lctx_quad_column {
 };
 
 // Piece number `piece` of a column of k_dim values, for rows of BLOCKs.
-template <class BLOCK> static inline void lctx_fill_quads(const lctx_quad_column & to, const float * x, int64_t k_dim, int64_t piece) {
+template <class BLOCK>
+static inline void lctx_fill_quads(const lctx_quad_column & to, const float * x, int64_t k_dim, int64_t piece) {
     for (int b = 0; b < LCTX_QUADS; b++) {
         static constexpr float ZEROS[32] = {};
         const int64_t k = piece * LCTX_QUADS_DIM + 32 * b, lane = (piece * LCTX_QUADS + b) * 4;
         const float * values = k < k_dim ? x + k : ZEROS;
         const lctx_scale scale = lctx_scale_of(values, 32);
         int8_t * bytes = to.bytes + piece * LCTX_QUADS_DIM + 16 * b;
-        const float sum =
-            lctx_round(values, 16, scale.inverse, bytes) + lctx_round(values + 16, 16, scale.inverse, bytes + 16 * LCTX_QUADS);
+        const float sum = lctx_round(values, 16, scale.inverse, bytes) +
+                          lctx_round(values + 16, 16, scale.inverse, bytes + 16 * LCTX_QUADS);
         std::fill_n(to.starts + lane, 4, 0);
         if constexpr (lctx_zero_of<BLOCK> == 0) {
             const float of_values = scale.scale * sum;
@@ -70,10 +72,12 @@ static inline lctx_quad_bytes lctx_load_quads(const void * first, size_t step) {
 }
 static inline lctx_vf lctx_four_each(__m128 of_groups) {
     const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    return (lctx_vf)_mm512_maskz_permutexvar_ps(0xffff, lanes, _mm512_castps128_ps512(of_groups));  // with a mask, or GCC 12 warns
+    return (lctx_vf)_mm512_maskz_permutexvar_ps(0xffff, lanes,
+                                                _mm512_castps128_ps512(of_groups));  // with a mask, or GCC 12 warns
 }
 static inline lctx_quad_bytes lctx_look_up_quads(__m128i table, lctx_quad_bytes index) {
-    return (lctx_quad_bytes)_mm512_maskz_shuffle_epi8(~0ull, _mm512_maskz_broadcast_i32x4(0xffff, table), (__m512i)index);
+    return (lctx_quad_bytes)_mm512_maskz_shuffle_epi8(~0ull, _mm512_maskz_broadcast_i32x4(0xffff, table),
+                                                      (__m512i)index);
 }
 #else
 static inline lctx_quad_bytes lctx_load_quads(const void * first, size_t step) {
@@ -81,7 +85,8 @@ static inline lctx_quad_bytes lctx_load_quads(const void * first, size_t step) {
     return (lctx_quad_bytes)_mm256_inserti128_si256(_mm256_castsi128_si256(load(0)), load(1), 1);
 }
 static inline lctx_vf lctx_four_each(__m128 of_groups) {
-    return (lctx_vf)_mm256_permutevar8x32_ps(_mm256_castps128_ps256(of_groups), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+    return (lctx_vf)_mm256_permutevar8x32_ps(_mm256_castps128_ps256(of_groups),
+                                             _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
 }
 static inline lctx_quad_bytes lctx_look_up_quads(__m128i table, lctx_quad_bytes index) {
     return (lctx_quad_bytes)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), (__m256i)index);
@@ -148,14 +153,16 @@ static inline lctx_quads lctx_load(const block_mxfp4 * b) {
     lctx_load_nibbles(b, quads);
     quads.low = lctx_look_up_quads(table, quads.low);
     quads.high = lctx_look_up_quads(table, quads.high);
-    quads.scales = lctx_four_each(_mm_castsi128_ps(lctx_of_blocks(b, [](const block_mxfp4 & block) { return POWERS.of[block.e]; })));
+    quads.scales = lctx_four_each(
+        _mm_castsi128_ps(lctx_of_blocks(b, [](const block_mxfp4 & block) { return POWERS.of[block.e]; })));
     return quads;
 }
 
-// A row of k_dim values with NC columns. EXACT: a group has one product of floats, as in a panel (bytes.h), in all lanes of its quad; else
-// each lane has.
-template <class BLOCK, int NC, bool EXACT>
-static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_column * x, float * out, int64_t out_row) {
+// A row of k_dim values with NC columns. EXACT: a group has one product of floats, as in a panel (bytes.h), in all
+// lanes of its quad; else each lane has.
+template <class BLOCK, int NC, bool EXACT> static void lctx_multiply_row(const BLOCK * row, int64_t k_dim,
+                                                                         const lctx_quad_column * x, float * out,
+                                                                         int64_t out_row) {
     constexpr bool HAS_MIN = lctx_zero_of<BLOCK> == 0;
     lctx_vf products[NC] = {};
     const auto add = [&](const lctx_quads & quads, int64_t i) __attribute__((always_inline)) {
@@ -170,7 +177,8 @@ static void lctx_multiply_row(const BLOCK * row, int64_t k_dim, const lctx_quad_
                 sum += (lctx_vi)lctx_vswap<1>((lctx_vf)sum, lctx_lanes{});
                 sum += (lctx_vi)lctx_vswap<2>((lctx_vf)sum, lctx_lanes{});
             }
-            products[c] += __builtin_convertvector(sum, lctx_vf) * (quads.scales * lctx_vload(x[c].scales + i * LCTX_VL));
+            products[c] +=
+                __builtin_convertvector(sum, lctx_vf) * (quads.scales * lctx_vload(x[c].scales + i * LCTX_VL));
             if constexpr (HAS_MIN) {
                 products[c] += quads.mins * (lctx_vf)starts;
             }

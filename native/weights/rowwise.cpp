@@ -18,7 +18,8 @@ template <class OP> class rowwise : public ggml::cpu::tensor_traits {
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        const int64_t n_row = ggml_nrows(op), first = n_row * params->ith / params->nth, end = n_row * (params->ith + 1) / params->nth;
+        const int64_t n_row = ggml_nrows(op), first = n_row * params->ith / params->nth,
+                      end = n_row * (params->ith + 1) / params->nth;
         for (int64_t row = first; row < end; row++) {
             OP::compute(op, row);
         }
@@ -53,8 +54,8 @@ struct scaled {
     static bool fits(const ggml_tensor * op) {
         const ggml_tensor *a = op->src[0], *b = op->src[1];
         const bool one_each = b->ne[0] == 1 && b->ne[1] == a->ne[1] && b->ne[2] == a->ne[2] && b->ne[3] == a->ne[3];
-        return one_each && a->ne[0] > 1 && a->type == GGML_TYPE_F32 && b->type == GGML_TYPE_F32 && op->type == GGML_TYPE_F32 &&
-               a->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
+        return one_each && a->ne[0] > 1 && a->type == GGML_TYPE_F32 && b->type == GGML_TYPE_F32 &&
+               op->type == GGML_TYPE_F32 && a->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
     }
     static void compute(ggml_tensor * op, int64_t row) {
         const lctx_vf factor = lctx_vset(*row_of<const float>(op->src[1], row));
@@ -67,8 +68,9 @@ struct scaled {
 struct swiglu_oai {
     static bool fits(const ggml_tensor * op) {
         const ggml_tensor *x = op->src[0], *y = op->src[1];
-        return ggml_get_glu_op(op) == GGML_GLU_OP_SWIGLU_OAI && y && x->type == GGML_TYPE_F32 && y->type == GGML_TYPE_F32 &&
-               op->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && y->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
+        return ggml_get_glu_op(op) == GGML_GLU_OP_SWIGLU_OAI && y && x->type == GGML_TYPE_F32 &&
+               y->type == GGML_TYPE_F32 && op->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) &&
+               y->nb[0] == sizeof(float) && op->nb[0] == sizeof(float);
     }
     static void compute(ggml_tensor * op, int64_t row) {
         const float alpha = lctx_gate_alpha_of(op);
@@ -79,7 +81,8 @@ struct swiglu_oai {
             const lctx_vf z = x * -alpha;
             return x / (1.0f + lctx_vexp(z > 88.0f ? lctx_vset(88.0f) : z)) * (y + 1.0f);  // beyond that floats end
         };
-        each_vector(op->ne[0], row_of<const float>(op->src[0], row), row_of<const float>(op->src[1], row), row_of<float>(op, row), gate);
+        each_vector(op->ne[0], row_of<const float>(op->src[0], row), row_of<const float>(op->src[1], row),
+                    row_of<float>(op, row), gate);
     }
 };
 

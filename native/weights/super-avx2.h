@@ -1,7 +1,8 @@
 // super.h with AVX2: a block is four quarters, and a pair of products must fit in 16 bits.
 #pragma once
 
-// A quarter of a block in registers: 32 bytes of low nibbles and 32 of high ones, and the scales of pairs of them as 16 bits.
+// A quarter of a block in registers: 32 bytes of low nibbles and 32 of high ones, and the scales of pairs of them as 16
+// bits.
 struct lctx_super_quarter {
     __m256i low, high, low_scales, high_scales;
 };
@@ -97,7 +98,8 @@ template <> struct lctx_super<block_q6_K> {
     static constexpr int GROUP = 16, ZERO = 32;
     static int at(int g) { return g / 8 * 128 + g % 4 / 2 * 64 + g % 8 / 4 * 32 + g % 2 * 16; }
 
-    explicit lctx_super(const block_q6_K & b) : b(b), scales(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)b.scales))) {}
+    explicit lctx_super(const block_q6_K & b)
+        : b(b), scales(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)b.scales))) {}
     template <int Q> lctx_super_quarter load() const {
         constexpr int FIRST = Q % 2 * 2;  // of the groups of half a block
         const __m256i eight = _mm256_permute2x128_si256(scales, scales, Q < 2 ? 0x00 : 0x11);
@@ -120,9 +122,9 @@ template <> struct lctx_super<block_q6_K> {
 };
 
 // Add quarter Q of a block to the sums of NC columns.
-template <int Q, int NC, class W> static inline __attribute__((always_inline)) void lctx_add_quarter(const W & block,
-                                                                                                     const lctx_super_column * x, int64_t i,
-                                                                                                     __m256i * sums) {
+template <int Q, int NC, class W>
+static inline __attribute__((always_inline)) void lctx_add_quarter(const W & block, const lctx_super_column * x,
+                                                                   int64_t i, __m256i * sums) {
     const lctx_super_quarter quarter = block.template load<Q>();
 #pragma GCC unroll 4
     for (int c = 0; c < NC; c++) {
@@ -137,10 +139,11 @@ static inline float lctx_sum_of(__m256 v) {
     return ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
 }
 
-// A row of n_block blocks with NC columns. EXACT: a block has one product of floats for its sum and one for that of its constants, as in a
-// panel (bytes.h); else each lane has.
-template <class BLOCK, int NC, bool EXACT>
-static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_super_column * x, float * out, int64_t out_row) {
+// A row of n_block blocks with NC columns. EXACT: a block has one product of floats for its sum and one for that of its
+// constants, as in a panel (bytes.h); else each lane has.
+template <class BLOCK, int NC, bool EXACT> static void lctx_multiply_super(const BLOCK * row, int64_t n_block,
+                                                                           const lctx_super_column * x, float * out,
+                                                                           int64_t out_row) {
     typedef lctx_super<BLOCK> W;
     __m256 products[NC] = {}, offsets[NC] = {};
     __m128 exact[NC] = {};
@@ -155,12 +158,14 @@ static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_s
         const float d = lctx_from_half(row[i].d), offset = lctx_offset_of(block);
 #pragma GCC unroll 4
         for (int c = 0; c < NC; c++) {
-            const __m256i constants = _mm256_madd_epi16(block.constants(), _mm256_load_si256((const __m256i *)(x[c].sums + i * 16)));
+            const __m256i constants =
+                _mm256_madd_epi16(block.constants(), _mm256_load_si256((const __m256i *)(x[c].sums + i * 16)));
             if constexpr (W::ZERO > 0) {  // exact, before anything is rounded
                 sums[c] = _mm256_sub_epi32(sums[c], _mm256_mullo_epi32(constants, _mm256_set1_epi32(W::ZERO)));
             }
             if constexpr (EXACT) {
-                exact[c] += lctx_two_sums(sums[c], constants) * (_mm_setr_ps(d, offset, 0, 0) * _mm_set1_ps(x[c].scales[i]));
+                exact[c] +=
+                    lctx_two_sums(sums[c], constants) * (_mm_setr_ps(d, offset, 0, 0) * _mm_set1_ps(x[c].scales[i]));
                 continue;
             }
             if constexpr (W::ZERO == 0) {

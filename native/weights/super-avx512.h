@@ -1,7 +1,8 @@
 // super.h with AVX-512 VNNI: a block is two halves.
 #pragma once
 
-// Half a block in registers. Sums of four products are multiplied with scales as 16 bits: those of low, then of high, in each quarter.
+// Half a block in registers. Sums of four products are multiplied with scales as 16 bits: those of low, then of high,
+// in each quarter.
 struct lctx_super_half {
     __m512i low, high, scales;
 };
@@ -10,7 +11,8 @@ struct lctx_super_half {
 static inline __m512i lctx_upper_bits(const uint8_t * packed, int first, int second, int bits) {
     const __m512i both = _mm512_maskz_broadcast_i64x4(0xff, _mm256_loadu_si256((const __m256i *)packed));
     const __m512i counts = _mm512_setr_epi64(first, first, first, first, second, second, second, second);
-    const __m512i lowest = _mm512_and_si512(_mm512_maskz_srlv_epi64(0xff, both, counts), _mm512_set1_epi8((char)((1 << bits) - 1)));
+    const __m512i lowest =
+        _mm512_and_si512(_mm512_maskz_srlv_epi64(0xff, both, counts), _mm512_set1_epi8((char)((1 << bits) - 1)));
     return _mm512_maskz_slli_epi16(~0u, lowest, 4);
 }
 
@@ -92,14 +94,16 @@ template <> struct lctx_super<block_q6_K> {
     static constexpr int GROUP = 16, ZERO = 32;
     static int at(int g) { return g * 16; }
 
-    explicit lctx_super(const block_q6_K & b) : b(b), scales(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)b.scales))) {}
+    explicit lctx_super(const block_q6_K & b)
+        : b(b), scales(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)b.scales))) {}
     lctx_super_half load(int half) const {
         static constexpr lctx_lanes_16 LANES;
         lctx_super_half to;
         lctx_super_nibbles(b.ql + 64 * half, to);
         to.low = _mm512_or_si512(to.low, lctx_upper_bits(b.qh + 32 * half, 0, 2, 2));
         to.high = _mm512_or_si512(to.high, lctx_upper_bits(b.qh + 32 * half, 4, 6, 2));
-        to.scales = _mm512_maskz_permutexvar_epi16(~0u, _mm512_loadu_si512(LANES.of[half]), _mm512_maskz_broadcast_i64x4(0xff, scales));
+        to.scales = _mm512_maskz_permutexvar_epi16(~0u, _mm512_loadu_si512(LANES.of[half]),
+                                                   _mm512_maskz_broadcast_i64x4(0xff, scales));
         return to;
     }
     __m256i constants() const { return scales; }
@@ -115,10 +119,11 @@ static inline __m256i lctx_add_halves(__m512i v) {
     return _mm256_add_epi32(_mm512_maskz_extracti64x4_epi64(0xff, v, 0), _mm512_maskz_extracti64x4_epi64(0xff, v, 1));
 }
 
-// A row of n_block blocks with NC columns. EXACT: a block has one product of floats for its sum and one for that of its constants, as in a
-// panel (bytes.h); else each lane has.
-template <class BLOCK, int NC, bool EXACT>
-static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_super_column * x, float * out, int64_t out_row) {
+// A row of n_block blocks with NC columns. EXACT: a block has one product of floats for its sum and one for that of its
+// constants, as in a panel (bytes.h); else each lane has.
+template <class BLOCK, int NC, bool EXACT> static void lctx_multiply_super(const BLOCK * row, int64_t n_block,
+                                                                           const lctx_super_column * x, float * out,
+                                                                           int64_t out_row) {
     typedef lctx_super<BLOCK> W;
     lctx_vf products[NC] = {};
     __m256 offsets[NC] = {};
@@ -134,17 +139,22 @@ static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_s
             const auto product = [](__m512i weights, __m512i column) {
                 return (__m512i)lctx_vdot_bytes(lctx_vi{}, (lctx_vi)weights, (lctx_vi)column);
             };
-            const __m512i one = _mm512_maskz_packs_epi32(~0u, product(first.low, bytes[0]), product(first.high, bytes[1]));
-            const __m512i two = _mm512_maskz_packs_epi32(~0u, product(second.low, bytes[2]), product(second.high, bytes[3]));
-            __m512i sums = _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), one, first.scales), two, second.scales);
-            const __m256i constants = _mm256_madd_epi16(block.constants(), _mm256_load_si256((const __m256i *)(x[c].sums + i * 16)));
+            const __m512i one =
+                _mm512_maskz_packs_epi32(~0u, product(first.low, bytes[0]), product(first.high, bytes[1]));
+            const __m512i two =
+                _mm512_maskz_packs_epi32(~0u, product(second.low, bytes[2]), product(second.high, bytes[3]));
+            __m512i sums =
+                _mm512_dpwssd_epi32(_mm512_dpwssd_epi32(_mm512_setzero_si512(), one, first.scales), two, second.scales);
+            const __m256i constants =
+                _mm256_madd_epi16(block.constants(), _mm256_load_si256((const __m256i *)(x[c].sums + i * 16)));
             const float scale = x[c].scales[i];
             if constexpr (W::ZERO > 0) {  // exact, before anything is rounded
-                sums =
-                    _mm512_sub_epi32(sums, _mm512_maskz_broadcast_i64x4(0x0f, _mm256_mullo_epi32(constants, _mm256_set1_epi32(W::ZERO))));
+                sums = _mm512_sub_epi32(sums, _mm512_maskz_broadcast_i64x4(
+                                                  0x0f, _mm256_mullo_epi32(constants, _mm256_set1_epi32(W::ZERO))));
             }
             if constexpr (EXACT) {
-                exact[c] += lctx_two_sums(lctx_add_halves(sums), constants) * (_mm_setr_ps(d, offset, 0, 0) * _mm_set1_ps(scale));
+                exact[c] += lctx_two_sums(lctx_add_halves(sums), constants) *
+                            (_mm_setr_ps(d, offset, 0, 0) * _mm_set1_ps(scale));
                 continue;
             }
             if constexpr (W::ZERO == 0) {
@@ -159,7 +169,8 @@ static void lctx_multiply_super(const BLOCK * row, int64_t n_block, const lctx_s
             out[c * out_row] = exact[c][0] + exact[c][1];
         } else {
             const __m256 o = offsets[c];
-            out[c * out_row] = lctx_vsum(products[c]) + (((o[0] + o[1]) + (o[2] + o[3])) + ((o[4] + o[5]) + (o[6] + o[7])));
+            out[c * out_row] =
+                lctx_vsum(products[c]) + (((o[0] + o[1]) + (o[2] + o[3])) + ((o[4] + o[5]) + (o[6] + o[7])));
         }
     }
 }

@@ -1,5 +1,5 @@
-// Products of rows of K-quants with a few columns, 256 values at a time: scales of groups stay integers, so a block has one product of
-// floats. Of Q4_K, Q5_K and Q6_K.
+// Products of rows of K-quants with a few columns, 256 values at a time: scales of groups stay integers, so a block has
+// one product of floats. Of Q4_K, Q5_K and Q6_K.
 #pragma once
 
 #include "../cpu/round.h"
@@ -45,13 +45,15 @@ static inline __m128 lctx_two_sums(__m256i first, __m256i second) {
 #include "super-avx2.h"
 #endif
 
-template <class BLOCK> static inline void lctx_fill_super(const lctx_super_column & to, const float * x, int64_t block) {
+template <class BLOCK>
+static inline void lctx_fill_super(const lctx_super_column & to, const float * x, int64_t block) {
     typedef lctx_super<BLOCK> W;
     const float * values = x + block * QK_K;
     const lctx_scale scale = lctx_scale_of(values, QK_K);
     std::fill_n(to.sums + block * 16, 16, (int16_t)0);
     for (int g = 0; g < QK_K / W::GROUP; g++) {
-        to.sums[block * 16 + g] = (int16_t)lctx_round(values + W::GROUP * g, W::GROUP, scale.inverse, to.bytes + block * QK_K + W::at(g));
+        to.sums[block * 16 + g] =
+            (int16_t)lctx_round(values + W::GROUP * g, W::GROUP, scale.inverse, to.bytes + block * QK_K + W::at(g));
     }
     to.scales[block] = scale.scale;
 }

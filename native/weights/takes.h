@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
-// Rows that threads take, ever fewer: half of what is left by all of them together, so that each reads long stretches and all end together.
+// Rows that threads take, ever fewer: half of what is left by all of them together, so that each reads long stretches
+// and all end together.
 class lctx_takes {
   public:
     // unit: rows that stay together.

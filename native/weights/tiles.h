@@ -52,8 +52,8 @@ struct lctx_one_matrix {
     int64_t n_column() const { return op->src[1]->ne[1]; }
 };
 
-// GGML_OP_MUL_MAT_ID: ids [n_used, n_token] names the experts of a token, each of which has a column for itself or one that all share. The
-// pairs of a token and an expert are sorted by expert: each expert has tiles of its own.
+// GGML_OP_MUL_MAT_ID: ids [n_used, n_token] names the experts of a token, each of which has a column for itself or one
+// that all share. The pairs of a token and an expert are sorted by expert: each expert has tiles of its own.
 struct lctx_expert_matrices {
     const ggml_tensor * op;
 
@@ -112,11 +112,13 @@ struct lctx_expert_matrices {
     }
 
   private:
-    int32_t *n_of, *first_tile, *pairs;  // columns of an expert; its first tile; the pairs of all tiles, -1 after the last one
+    int32_t *n_of, *first_tile,
+        *pairs;  // columns of an expert; its first tile; the pairs of all tiles, -1 after the last one
 
     int32_t expert(int64_t pair) const {
         const ggml_tensor * ids = op->src[2];
-        const int32_t e = *(const int32_t *)((const char *)ids->data + pair % n_used() * ids->nb[0] + pair / n_used() * ids->nb[1]);
+        const int32_t e =
+            *(const int32_t *)((const char *)ids->data + pair % n_used() * ids->nb[0] + pair / n_used() * ids->nb[1]);
         GGML_ASSERT(e >= 0 && e < n_matrix());  // as ggml does
         return e;
     }
