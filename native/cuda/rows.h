@@ -12,18 +12,10 @@ static __device__ __forceinline__ uint32_t lctx_word(const char * at) {
     return *(const uint16_t *)at;
 }
 
-// The 8 bytes at an even address, in loads of 4. The other bytes that are read lie in the same page, which begins at a
-// multiple of 4.
-static __device__ __forceinline__ uint2 lctx_words(const char * at) {
-    const int half = (int)((uintptr_t)at & 2);  // whether the address is between two words
-    const uint32_t * from = (const uint32_t *)(at - half);
-    const uint32_t middle = from[1], choice = half ? 0x5432 : 0x3210;
-    return {lctx_permute(from[0], middle, choice), lctx_permute(middle, from[half ? 2 : 1], choice)};
-}
-
-// The N words at an even address, in the same way.
+// Read the N words at an even address, in loads of 4 bytes. The other bytes that are read lie in the same page, which
+// begins at a multiple of 4.
 template <int N> static __device__ __forceinline__ void lctx_words(const char * at, uint32_t (&x)[N]) {
-    const int half = (int)((uintptr_t)at & 2);
+    const int half = (int)((uintptr_t)at & 2);  // whether the address is between two words
     const uint32_t *from = (const uint32_t *)(at - half), choice = half ? 0x5432 : 0x3210;
     uint32_t low = from[0];
     lctx_unrolled<N>([&](int i) {
@@ -31,6 +23,13 @@ template <int N> static __device__ __forceinline__ void lctx_words(const char * 
         x[i] = lctx_permute(low, high, choice);
         low = high;
     });
+}
+
+// Return the 8 bytes at an even address.
+static __device__ __forceinline__ uint2 lctx_words(const char * at) {
+    uint32_t x[2];
+    lctx_words(at, x);
+    return {x[0], x[1]};
 }
 
 static __device__ __forceinline__ uint4 lctx_pack_8(const float (&x)[8]) {
