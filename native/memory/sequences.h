@@ -59,7 +59,7 @@ class lctx_sequences {
     std::string why_unsound(const lctx_sequence & s) const;
 
     // going back
-    // Why the sequence cannot be cut back to p tokens; empty when it can.
+    // Return why the sequence cannot be cut back to p tokens; empty when it can.
     std::string why_not_back_to(int32_t seq, int32_t p) const;
     // The longest prefix of at most n rows that the sequence can be cut back to.
     int32_t restorable(int32_t seq, int32_t n) const;
@@ -101,7 +101,7 @@ class lctx_sequences {
     const std::vector<int32_t> & open_rows() const { return open_rows_; }
 
     // spans (spans.cpp)
-    // How many rows from the beginning have read all rows before them, and no other.
+    // Return how many rows from the beginning have read all rows before them, and no other.
     int32_t n_exact(int32_t seq) const;
     // Return why a sequence cannot consist of these; empty when it can.
     std::string why_no_spans(const std::vector<lctx_row_span> & spans) const;

@@ -12,23 +12,24 @@ class lctx_filter {
 
     // Queries before row `from` do not choose from now on.
     void set_from(int32_t from) { from_ = from; }
-    // Whether the query at p chooses: else it reads the segments of the base.
+    // Return whether the query at p chooses: else it reads the segments of the base.
     bool selects(int32_t p) const { return p >= from_ && n_far(p, p) > chunks_.n_free; }
-    // Whether the tokens from p on are a tile: not where a segment of the base begins much further on for the last of
-    // them, since rows that they see from different angles are read whole.
+    // Return whether the tokens from p on are a tile: not where a segment of the base begins much further on for the
+    // last of them, since rows that they see from different angles are read whole.
     bool is_tile(int32_t p) const;
     bool tile_selects(int32_t p) const {
         return is_tile(p) && p >= from_ && n_far(p, p + chunks_.tile - 1) > chunks_.n_shared;
     }
     // n_run runs and n_range ranges of the query at p; the angles are the base's.
     void segments(int32_t p, lctx_segment * segs) const { write(p, p, p, selects(p), segs); }
-    // The same in the tile that begins at `first`: its queries read the same rows whole, each up to its own.
+    // Write the segments of the query at p in the tile that begins at `first`: its queries read the same rows whole,
+    // each up to its own.
     void tile_segments(int32_t first, int32_t p, lctx_segment * segs) const {
         write(p, first, first + chunks_.tile - 1, tile_selects(first), segs);
     }
     // Chunks that a query reads at most, in whole or in part.
     int32_t n_read() const;
-    // Which runs read the near ring.
+    // Return which runs read the near ring, a bit for each.
     uint32_t near_mask() const;
 
   private:

@@ -142,14 +142,14 @@ int32_t choose_window(int32_t trained) {
     return std::min(trained / 2, std::clamp(trained / 8, 2048, 4096));
 }
 
-// Where choosing pays in prompts. For a tile, comparing every row costs a fifth of the rows that it reads; where each
-// token chooses, reading a chosen row costs twice what reading all of them does.
+// Return from which position on choosing pays in prompts. For a tile, comparing every row costs a fifth of the rows
+// that it reads; where each token chooses, reading a chosen row costs twice what reading all of them does.
 int32_t choose_from(const lctx_chunks & c, bool auto_window) {
     const int32_t window = c.n_chunk() * c.chunk_size, tile_window = c.n_listed() * c.chunk_size;
     return !auto_window ? window : c.has_tiles() ? std::max(window, tile_window + tile_window / 4) : 3 * window;
 }
 
-// Why the tokens of a prompt choose each for itself where nothing is asked, or nothing.
+// Return why the tokens of a prompt choose each for itself unless `tile` is given; empty if they choose by tile.
 std::string why_no_tile(const lctx_method_env & env) {
     if (env.fixed) {
         return "; deterministic: every token of a prompt chooses for itself, whatever is in its batch, which is slower";
@@ -160,7 +160,7 @@ std::string why_no_tile(const lctx_method_env & env) {
                      ", so every token of a prompt chooses for itself, which is slower";
 }
 
-// How the tokens of a prompt choose. alone: the window of heads that choose alone.
+// Choose how the tokens of a prompt choose. alone: the window of heads that choose alone.
 void choose_tile(const lctx_method_spec & spec, const lctx_method_env & env, int32_t alone, lctx_chunks & c,
                  std::string & reason) {
     const int32_t window = c.n_chunk() * c.chunk_size, asked = spec.get("tile"), asked_window = spec.get("tile_window");
@@ -257,7 +257,8 @@ int32_t choose_chunks(const lctx_method_spec & spec, const lctx_method_env & env
     return auto_window ? whole(chosen) : window;
 }
 
-// What says where keys are and from where queries see them; by default inside the trained context full, beyond it dca.
+// Create the base, which says where keys are and from where queries see them: by default full inside the trained
+// context, dca beyond it.
 std::unique_ptr<lctx_method> create_base(position where, const lctx_method_env & env, int32_t chunk_size) {
     const lctx_method_spec spec = {POSITIONS[where], {{"align", chunk_size}}, nullptr};
     switch (where) {
@@ -273,7 +274,7 @@ std::unique_ptr<lctx_method> create_base(position where, const lctx_method_env &
     }
 }
 
-// What a query is compared with, and which heads choose together.
+// Choose what a query is compared with, and which heads choose together.
 void choose_comparison(const lctx_method_spec & spec, const lctx_method_env & env, position where, lctx_chunks & c) {
     c.packed = where == PACKED;
     c.representation = (lctx_representation)either(spec.get("representation"),

@@ -112,7 +112,7 @@ std::vector<std::string> split(const std::string & text, char sep) {
     return parts;
 }
 
-// What an option was set to: a number, or the index of a word in its list.
+// Return what an option was set to: a number, or the index of a word in its list.
 int32_t value(const entry & e, const std::string & key, const std::string & text) {
     for (const std::string & option : e.options) {
         const size_t eq = option.find('=');

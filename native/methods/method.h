@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-// What automatic choices depend on. n_ctx_train counts rope scaling in: positions that the model can tell apart.
+// Automatic choices depend on these. n_ctx_train counts rope scaling in: positions that the model can tell apart.
 struct lctx_method_env {
     int32_t n_ctx_train;
     int32_t n_ctx;
@@ -28,7 +28,8 @@ struct lctx_row_span {
     int32_t shift;
 };
 
-// What queries of a replay read of the text: all, or their own piece of it; automatic: the piece where the method can.
+// Says what queries of a replay read of the text: all, or their own piece of it; automatic: the piece where the method
+// can.
 enum class lctx_replay { text, piece, automatic };
 
 // A rule by which heads evict, in addition to a method that says what is read.
@@ -48,7 +49,7 @@ class lctx_method {
     virtual std::string spec() const = 0;
     virtual std::string why() const = 0;
 
-    // How heads evict; none: they keep what the method keeps.
+    // Says how heads evict; none: they keep what the method keeps.
     std::optional<lctx_rule> rule;
     const lctx_retain * retain() const { return rule ? &rule->retain : nullptr; }
 
@@ -71,18 +72,18 @@ class lctx_method {
     // from the last one's.
     virtual int32_t n_span() const { return 1; }
 
-    // Whether queries of a replay read their own piece of the text: two segments more than spans, of which other
+    // Return whether queries of a replay read their own piece of the text: two segments more than spans, of which other
     // queries have none.
     bool reads_pieces() const { return rule && rule->replay == lctx_replay::piece; }
     virtual bool can_read_pieces() const { return false; }
 
-    // How heads choose chunks in the graph, or nullptr: then segments() are its runs and far ranges.
+    // Return how heads choose chunks in the graph, or nullptr: then segments() are its runs and far ranges.
     virtual const lctx_chunks * chunks() const { return nullptr; }
     // Chunks that a query reads at most.
     virtual int32_t n_read() const { return 0; }
-    // Whether the query at p chooses when it chooses for itself; else its runs are all that it reads.
+    // Return whether the query at p chooses when it chooses for itself; else its runs are all that it reads.
     virtual bool selects(int32_t) const { return false; }
-    // Whether the tokens [p, p + tile) are a tile, and whether it chooses; else its tokens read everything. p: a
+    // Return whether the tokens [p, p + tile) are a tile, and whether it chooses; else its tokens read everything. p: a
     // multiple of chunks()->tile.
     virtual bool is_tile(int32_t) const { return false; }
     virtual bool tile_selects(int32_t) const { return false; }
@@ -128,15 +129,15 @@ int32_t lctx_method_default_n_ctx(const lctx_method_spec & spec, int32_t n_ctx_t
 // Fill in what is automatic and check the rest against the model. Throws lctx_refusal.
 std::unique_ptr<lctx_method> lctx_method_create(const lctx_method_spec & spec, const lctx_method_env & env);
 
-// What the file of a method or of a rule exports, for the table in method.cpp. Each throws lctx_refusal.
+// The file of a method or of a rule exports this, for the table in method.cpp. Each throws lctx_refusal.
 using lctx_method_factory = std::unique_ptr<lctx_method>(const lctx_method_spec & spec, const lctx_method_env & env);
 using lctx_rule_factory = lctx_rule(const lctx_method_spec & spec, const lctx_method_env & env);
 
-// What rules share: an option that is left out is `otherwise`; the budget, and why; how often a rule with a budget
+// Rules share these: an option that is left out is `otherwise`; the budget, and why; how often a rule with a budget
 // evicts.
 int32_t lctx_rule_option(const lctx_method_spec & spec, const char * key, int32_t otherwise, int32_t least);
 int32_t lctx_rule_budget(const lctx_method_spec & spec, const lctx_method_env & env, std::string & reason);
 int32_t lctx_rule_evict_every(const lctx_method_spec & spec, int32_t budget);
-// Whether heads share their budgets; returns what the spec says of it: nothing where they do not, as before there was a
-// choice.
+// Read whether heads share their budgets; return what the spec says of it: nothing where they do not, as before there
+// was a choice.
 std::string lctx_rule_heads(const lctx_method_spec & spec, lctx_retain & retain);

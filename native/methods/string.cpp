@@ -45,7 +45,7 @@ std::string text(int64_t n) {
     return std::to_string(n);
 }
 
-// What the paper takes for every model; less where the trained context is short, since W << S.
+// Return what the paper takes for every model; less where the trained context is short, since W << S.
 int32_t automatic_window(int32_t trained) {
     constexpr int32_t PAPER = 128, SHARE = 16;
     return std::max(1, std::min(PAPER, trained / SHARE));

@@ -1,5 +1,5 @@
-// Which tokens of a batch belong to whole tiles (../ops/chunks.h). It depends on rows alone, so a text that is read in
-// other pieces has the same tiles wherever those end at multiples of the tile.
+// Finds which tokens of a batch belong to whole tiles (../ops/chunks.h). It depends on rows alone, so a text that is
+// read in other pieces has the same tiles wherever those end at multiples of the tile.
 #pragma once
 
 #include "method.h"
@@ -11,7 +11,7 @@ class lctx_batch_tiles {
 
     // First tokens of the tiles that choose; the tokens of others read everything.
     const std::vector<int32_t> & choosing() const { return choosing_; }
-    // Whether a token chooses, alone or with its tile.
+    // Return whether a token chooses, alone or with its tile.
     bool selects() const;
     // n_segment() segments of a token.
     void segments(int32_t token, lctx_segment * segs) const;
