@@ -131,7 +131,7 @@ def test_questions_lead_to_a_place_and_a_function():
         r"^## Native code\n.*?(?=\n## )", (root / "docs/internals.md").read_text(), re.MULTILINE | re.DOTALL
     )
     assert section
-    questions = QUESTION.findall((root / "CONTRIBUTING.md").read_text())
+    questions = QUESTION.findall((root / "docs/where-things-are.md").read_text())
     assert questions
     for question, file, function in questions:
         place = f"`{room(file)}/`" if "/" in file else f"`{Path(file).stem}.*`"
