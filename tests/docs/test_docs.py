@@ -140,8 +140,10 @@ def test_every_subcommand_is_shown():
 
 
 def test_files_modules_targets_and_extras_exist():
-    targets = set(re.findall(r"^([a-z-]+)(?: [a-z-]+)*:", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    targets |= set(" ".join(re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)).split())
+    makefiles = [ROOT / "Makefile", *sorted((ROOT / "make").glob("*.mk"))]
+    text = "".join(path.read_text() for path in makefiles)
+    targets = set(re.findall(r"^([a-z-]+)(?: [a-z-]+)*:", text, re.MULTILINE))
+    targets |= set(" ".join(re.findall(r"^([a-z -]+):", text, re.MULTILINE)).split())
     extras = set(re.findall(r"^([a-z-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
     for words in COMMANDS:
         assert words[0] in FIRST_WORDS or words[0] in ("printf", "echo") or (ROOT / words[0]).parts[-4:-1], words
