@@ -80,7 +80,7 @@ class LlamaTokenizer:
 
 
 class Llama(Completer):
-    """A GGUF model and one context, with the interface of ``llama_cpp.Llama`` 0.3.36.
+    """A GGUF model and one context, with the interface of ``llama_cpp.Llama``.
 
     Calls from several threads wait for each other; only ``abort`` returns at once. Between two chunks of a stream
     another call may run; the stream then raises RuntimeError. A forked child must open its own object.

@@ -17,7 +17,7 @@ from test_abi import exported_symbols
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "build" / "tools"
-N_BOUND = 253  # functions that llama_cpp 0.3.36 binds
+N_BOUND = 253  # functions that the pinned llama_cpp binds
 PROMPT = "The grass is green. The sky is blue. The sun is yellow. Here we go. " * 4
 METHODS = [
     "full",

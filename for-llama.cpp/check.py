@@ -1,9 +1,9 @@
 """Apply the series to the pinned source of llama.cpp, and test and time it beside that source with test-backend-ops.
 
-    python upstream/check.py             flash attention of the CPU backend against its reference
-    python upstream/check.py --perf      then times, source and series in turns
+    python for-llama.cpp/check.py         flash attention of the CPU backend against its reference
+    python for-llama.cpp/check.py --perf  then times, source and series in turns
 
-Builds ggml twice under build/upstream. Needs cmake, ninja and a C++ compiler.
+Builds ggml twice under build/for-llama.cpp. Needs cmake, ninja and a C++ compiler.
 """
 
 import argparse
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "patches"))
 from refresh import BY_HAND, apply, extract, pins, tarball  # noqa: E402
 
-BUILD = HERE.parent / "build" / "upstream"
+BUILD = HERE.parent / "build" / "for-llama.cpp"
 WANTED = ("ggml/", "common/", "vendor/", "tests/test-backend-ops.cpp")
 OPTIONS = [
     "-DCMAKE_BUILD_TYPE=Release",

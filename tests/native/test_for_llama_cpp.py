@@ -1,4 +1,4 @@
-"""The patches for stock ggml: they apply to the pinned source and need nothing of ours (cases: upstream/check.py)."""
+"""The patches for stock ggml apply to the pinned source and need nothing of ours; for-llama.cpp/check.py has cases."""
 
 import re
 import runpy
@@ -8,7 +8,7 @@ from pathlib import Path
 from upstream import tarball
 
 ROOT = Path(__file__).resolve().parents[2]
-PATCHES = sorted((ROOT / "upstream").glob("*.patch"))
+PATCHES = sorted((ROOT / "for-llama.cpp").glob("*.patch"))
 extract = runpy.run_path(str(ROOT / "patches/refresh.py"))["extract"]
 
 
