@@ -28,9 +28,9 @@ Row = NDArray[np.float32]
 Tokens = NDArray[np.int32]
 
 
-def _mean(before: float | None, now: float) -> float:
+def moving_average(before: float | None, now: float, weight: float = WEIGHT) -> float:
     """Return the moving average of times; ``before`` is None for the first one."""
-    return now if before is None else (1 - WEIGHT) * before + WEIGHT * now
+    return now if before is None else (1 - weight) * before + weight * now
 
 
 class StepTimes:
@@ -44,7 +44,7 @@ class StepTimes:
         """Record a step of ``n`` tokens."""
         if n not in self._known:
             insort(self._sizes, n)
-        self._known[n] = _mean(self._known.get(n), seconds)
+        self._known[n] = moving_average(self._known.get(n), seconds)
 
     def knows(self, n: int) -> bool:
         """Return True if a step of ``n`` tokens was measured."""
@@ -113,11 +113,11 @@ class DraftLength:
         """Record the time that a draft took."""
         if drafted:
             self._left = 0
-            self.draft_seconds = _mean(self.draft_seconds or None, seconds / drafted)
+            self.draft_seconds = moving_average(self.draft_seconds or None, seconds / drafted)
 
     def copied(self, seconds: float) -> None:
         """Record the time that a copy of the recurrent state took, which a draft can be undone with."""
-        self.copy_seconds = _mean(self.copy_seconds, seconds)
+        self.copy_seconds = moving_average(self.copy_seconds, seconds)
 
     def choose(self, times: StepTimes, n_others: int, most: int) -> int:
         """Return the number of tokens to draft, at most ``most``, in a step with ``n_others`` other answers."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.engine.drafting import Drafting, DraftRequest, StepTimes, guess
+from pylongctx.engine.drafting import Drafting, DraftRequest, StepTimes, guess, moving_average
 from pylongctx.engine.job import Job, Row
 from pylongctx.engine.slots import Slot
 
@@ -47,13 +47,10 @@ class Pace:
     def add(self, n_prompt: int, seconds: float) -> None:
         """Record a step with ``n_prompt`` prompt tokens."""
         if n_prompt == 0:
-            self._alone = _mean(self._alone, seconds)
+            self._alone = moving_average(self._alone or None, seconds, WEIGHT)
         elif n_prompt >= MIN_PROMPT_TOKENS:
-            self._each = _mean(self._each, max(seconds - self._alone, 0.1 * seconds) / n_prompt)
-
-
-def _mean(before: float, now: float) -> float:
-    return now if before == 0 else (1 - WEIGHT) * before + WEIGHT * now
+            each = max(seconds - self._alone, 0.1 * seconds) / n_prompt
+            self._each = moving_average(self._each or None, each, WEIGHT)
 
 
 @dataclass(eq=False)
