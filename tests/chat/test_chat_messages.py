@@ -6,11 +6,11 @@ import pytest
 from chat_templates import CLOCK, THINKING, TOOLS, WEATHER
 from llamas import new
 from serving import running
+from upstream import files
 
 from pylongctx import Llama
 from pylongctx.chat.conversation import Marks, texts_of
 from pylongctx.chat.template import Templates
-from upstream import files
 
 USER = [{"role": "user", "content": "hi"}]
 ONE_SYSTEM = (

@@ -6,12 +6,12 @@ from contextlib import closing
 
 import pytest
 from chat_templates import CLOCK, THINKING, TOOLS, WEATHER
+from upstream import files
 
 from pylongctx._lib import lib, take_text
 from pylongctx.chat.answer import AnswerParser
 from pylongctx.chat.template import ChatTemplate
 from pylongctx.engine.model import Model
-from upstream import files
 
 USER = [{"role": "user", "content": "hi"}]
 PROSE = 'It was the b\u00e9st \u4e2d of times,\nit was the <b>worst</b> of "times", \\ in (1859); a < b, </ c? '

@@ -11,6 +11,7 @@ import pytest
 from chat_templates import TOOLS
 from needs import need
 from thinning import thin
+from upstream import files
 
 from pylongctx import Llama
 from pylongctx._lib import library_path
@@ -20,7 +21,6 @@ from pylongctx.chat.template import NO_TEMPLATE, ChatTemplate
 from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.sampling.sampler import Sampler
 from pylongctx.errors import InvalidInput
-from upstream import files
 
 jinja2 = need("stock", "jinja2.sandbox")
 TemplateError = need("stock", "jinja2").TemplateError

@@ -7,11 +7,11 @@ from chat_templates import TOOLS
 from llamas import EXACT, F32, new
 from serving import running
 from session import assert_same
+from upstream import files
 
 from pylongctx import Llama, LlamaRAMCache
 from pylongctx.chat.conversation import find_marks, prompt_tokens
 from pylongctx.engine.prefix import longest_prefix
-from upstream import files
 
 RULE = "corm,window=64,recent=64"
 KEYS = ("ann", "bob")

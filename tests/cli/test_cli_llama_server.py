@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny_gguf import make_model
+from upstream import option_source
 
 from pylongctx import Llama, catalog
 from pylongctx.cli import main, make_parser
 from pylongctx.cli import parse as parse_words
 from pylongctx.cli.arguments import unread_variables
 from pylongctx.cli.options import add_llama_options, llama_arguments, model_path, open_llama
-from upstream import option_source
 
 LIST = Path(__file__).with_name("llama_server_options.txt")  # of llama-server --help: names | a value | variable
 ROWS = [[part.strip() for part in line.split("|")] for line in LIST.read_text(encoding="utf-8").splitlines()]

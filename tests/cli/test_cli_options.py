@@ -4,6 +4,7 @@ import argparse
 import re
 
 import pytest
+from upstream import option_source
 
 from pylongctx import Corm, LongHeads, SelfExtend
 from pylongctx.cli import main
@@ -16,7 +17,6 @@ from pylongctx.cli.generation import (
 )
 from pylongctx.cli.options import add_llama_options, chosen_method, llama_arguments, model_path, open_llama
 from pylongctx.models import embedded_model
-from upstream import option_source
 
 
 def parser():
