@@ -1,11 +1,13 @@
-// *attend* on the tensor cores: a block of threads is a tile of 16 (decode) or more (prefill) columns of one KV head,
-// and a split of what it reads. Rows become f16 in shared memory; the next rows are on their way while these are read.
+// *attend* on the tensor cores of what decode.cu, lists.cu and runs.cu leave: few columns, chunks of each token, and
+// near keys of heads that evict. A block of threads is a tile of columns of one KV head, and a split of what it reads.
+// Rows become f16 in shared memory; the next rows are on their way while these are read.
 // Partial states are merged by a second kernel.
 #include "blocks.h"
 #include "decode.h"
 #include "expand.h"
 #include "hadamard.h"
 #include "lists.h"
+#include "runs.h"
 
 namespace {
 
@@ -219,7 +221,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         fetch(to, i);
     }
     for (int i = 0, loaded = -1; now.valid; i++) {
-        if constexpr (S::DIM <= 128) {  // wider ones have no registers for it
+        if constexpr (S::ROW_WARPS > 1 && S::DIM <= 128) {  // wider ones have no registers for it
             if (now.buffer == loaded && st.ahead > 0) {
                 const int n = attend_whole<S, F16>(r, m.item[now.buffer], now.block, partial.n_split, i, mine, f);
                 if (n > 0) {
@@ -403,6 +405,9 @@ size_t lctx_cuda_attend_wsize(const lctx_cuda_device & device, const lctx_attend
     if (lctx_cuda_decodes(args)) {
         return lctx_cuda_decode_wsize(device, args);
     }
+    if (lctx_cuda_reads_runs(device, args)) {
+        return lctx_cuda_runs_wsize(device, args);
+    }
     size_t size = 0;
     with_shape(args, [&](auto s) {
         using S = decltype(s);
@@ -423,6 +428,9 @@ void lctx_cuda_attend(const lctx_cuda_queue & queue, const lctx_attend_args & ar
     }
     if (lctx_cuda_decodes(args)) {
         return lctx_cuda_decode(queue, args);
+    }
+    if (lctx_cuda_reads_runs(queue.device, args)) {
+        return lctx_cuda_attend_runs(queue, args);
     }
     const bool f16 = args.cache.k_pool.type == GGML_TYPE_F16 && args.cache.v_pool.type == GGML_TYPE_F16;
     with_shape(args, [&](auto s) {

@@ -5,8 +5,9 @@
 #include "ggml-cuda/common.cuh"
 
 static lctx_cuda_device device_of(int device) {
+    constexpr size_t MOST_SCRATCH = 64 << 20, SHARE = 128;  // of all memory
     const auto & info = ggml_cuda_info().devices[device];
-    return {info.nsm, info.smpbo};
+    return {info.nsm, info.smpbo, lctx_min(MOST_SCRATCH, info.total_vram / SHARE)};
 }
 
 void lctx_cuda_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {

@@ -1,11 +1,13 @@
 #include "emulate.h"
 
 #include <csetjmp>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -47,6 +49,36 @@ struct block {
 } blk;
 
 std::mutex one_grid;
+
+// What the threads of a grid did, and where it is written: a line of JSON per launch in the file that LCTX_EMULATED_LOG
+// names, so that tests hold the work of kernels against formulas.
+struct work {
+    int64_t barriers = 0;  // of blocks
+    int64_t copied = 0;    // bytes that went to shared memory on their way
+    int64_t products = 0;  // of warps, on tensor cores
+    int64_t loads = 0;     // of warps, of four matrices
+};
+
+work done;
+thread_local std::string name;
+
+void write_work(dim3 grid, int n_thread, size_t n_shared) {
+    const char * path = getenv("LCTX_EMULATED_LOG");
+    FILE * log = path ? fopen(path, "a") : nullptr;
+    if (!log) {
+        return;
+    }
+    fprintf(log, "{\"kernel\": \"%s\", \"blocks\": [%u, %u, %u], \"threads\": %d, \"shared\": %zu, ", name.c_str(),
+            grid.x, grid.y, grid.z, n_thread, n_shared);
+    fprintf(log, "\"barriers\": %lld, \"copied\": %lld, \"products\": %lld, \"loads\": %lld}\n",
+            (long long)done.barriers, (long long)done.copied, (long long)done.products, (long long)done.loads);
+    fclose(log);
+}
+
+// One lane counts for its warp.
+void count(int64_t & n) {
+    n += blk.now % WARP == 0;
+}
 
 fiber & self() {
     return *blk.fibers[blk.now];
@@ -103,6 +135,7 @@ bool release(int first, int end, wait why) {
 
 bool release_any() {
     bool any = release(0, blk.n_thread, BLOCK_BARRIER);
+    done.barriers += any;
     for (int first = 0; first < blk.n_thread; first += WARP) {
         any |= release(first, first + WARP, WARP_BARRIER);
     }
@@ -156,6 +189,10 @@ size_t lctx_emulated_shared() {
     return (size_t)(kib ? atoi(kib) : 163) * 1024;
 }
 
+void lctx_emulated_name(const char * words) {
+    name.assign(words, strcspn(words, "<,"));
+}
+
 void lctx_emulate(const std::function<void()> & kernel, dim3 grid, int n_thread, size_t n_shared) {
     GGML_ASSERT(n_thread % WARP == 0 && n_thread <= 1024 && grid.y < 65536 && grid.z < 65536);
     GGML_ASSERT(n_shared <= lctx_emulated_shared() && "a block asks for more shared memory than there is");
@@ -164,6 +201,7 @@ void lctx_emulate(const std::function<void()> & kernel, dim3 grid, int n_thread,
     while ((int)blk.fibers.size() < n_thread) {
         blk.fibers.push_back(std::make_unique<fiber>());
     }
+    done = {};
     blk.kernel = &kernel;
     blk.n_thread = n_thread;
     blk.gifts.resize(2 * (size_t)n_thread);
@@ -177,6 +215,7 @@ void lctx_emulate(const std::function<void()> & kernel, dim3 grid, int n_thread,
         blockIdx = dim3((unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y));
         run_block(random);
     }
+    write_work(grid, n_thread, n_shared);
 }
 
 char * lctx_shared() {
@@ -202,6 +241,7 @@ const lctx_gift * lctx_exchange(const void * data, size_t size) {
 void lctx_copy_16_or_zeros(void * to, const void * from) {
     GGML_ASSERT((uintptr_t)to % 16 == 0 && (uintptr_t)from % 16 == 0);
     self().copies.push_back({to, from, self().group});
+    done.copied += from ? 16 : 0;
 }
 
 void lctx_copy_16(void * to, const void * from) {
@@ -226,6 +266,7 @@ void lctx_copy_wait_for(int n_group) {
 }
 
 void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    count(done.products);
     const uint32_t ab[] = {a[0], a[1], a[2], a[3], b0, b1};
     const lctx_gift * all = lctx_exchange(ab, sizeof(ab));
     const int g = blk.now % WARP / 4, t = blk.now % 4;
@@ -260,6 +301,7 @@ void lctx_mma_bytes(int (&d)[4], const uint4 & a, uint32_t b0, uint32_t b1, cons
 }
 
 void lctx_load_matrices(uint32_t (&r)[4], const void * row) {
+    count(done.loads);
     const lctx_gift * rows = lctx_exchange(&row, sizeof(row));
     const int g = blk.now % WARP / 4, t = blk.now % 4;
     for (int m = 0; m < 4; m++) {
@@ -268,6 +310,7 @@ void lctx_load_matrices(uint32_t (&r)[4], const void * row) {
 }
 
 void lctx_load_transposed(uint32_t (&r)[4], const void * row) {
+    count(done.loads);
     const lctx_gift * rows = lctx_exchange(&row, sizeof(row));
     const int g = blk.now % WARP / 4, t = blk.now % 4;
     for (int m = 0; m < 4; m++) {

@@ -47,6 +47,9 @@ size_t lctx_emulated_shared();
 
 // Run every thread of every block. n_shared bytes of shared memory.
 void lctx_emulate(const std::function<void()> & kernel, dim3 grid, int n_thread, size_t n_shared);
+// What the next launch is called in the log of launches; words: as they stand in the source, "attend<S, F16>, grid,
+// ...".
+void lctx_emulated_name(const char * words);
 char * lctx_shared();
 void __syncthreads();
 // Give up to 32 bytes to the other lanes of the warp and wait for theirs: what lane i gave is at [i].
@@ -60,10 +63,12 @@ void lctx_copy_16_or_zeros(void * to, const void * from);
 void lctx_copy_end_group();
 void lctx_copy_wait_for(int n_group);
 
-template <typename... P, typename... A>
-void lctx_launch(void (*kernel)(P...), dim3 grid, int n_thread, size_t n_shared, cudaStream_t, const A &... args) {
+template <typename... P, typename... A> void lctx_emulated_launch(void (*kernel)(P...), dim3 grid, int n_thread,
+                                                                  size_t n_shared, cudaStream_t, const A &... args) {
     lctx_emulate([&] { kernel(args...); }, grid, n_thread, n_shared);
 }
+// Nothing but the source knows the names of kernels.
+#define lctx_launch(...) (lctx_emulated_name(#__VA_ARGS__), lctx_emulated_launch(__VA_ARGS__))
 
 template <int N> inline void lctx_copy_wait() {
     lctx_copy_wait_for(N);

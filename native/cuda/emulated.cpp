@@ -8,9 +8,9 @@ namespace {
 
 constexpr size_t ALIGN = 256;
 
-// Few multiprocessors, yet enough to split the work.
+// Few multiprocessors, yet enough to split the work, and scratch for some heads of a test.
 lctx_cuda_device device() {
-    return {4, lctx_emulated_shared()};
+    return {4, lctx_emulated_shared(), 1 << 20};
 }
 
 bool takes(const ggml_tensor * node) {

@@ -26,7 +26,8 @@ template <typename F> auto lctx_cuda_with_width(int dim, F && f) {
 // Tells what a launch needs to know of the device.
 struct lctx_cuda_device {
     int n_multiprocessor;
-    size_t max_shared;  // bytes that a block may ask for
+    size_t max_shared;    // bytes that a block may ask for
+    size_t most_scratch;  // bytes that rows of a prompt may take that are converted for all tiles
 };
 
 // Says where a node runs; work: lctx_cuda_NAME_wsize bytes, 256-byte aligned.

@@ -11,7 +11,7 @@ from cuda_build import CUDA, FLAGS, KERNELS, NEEDS_GGML, ROOT, SOURCES, Kernel, 
 from needs import lacks, patched_upstream
 
 ARCHITECTURES = (75, 86, 89, 90, 120) if thinning.run_all else (86,)
-PRODUCTS = ("attend.cu", "lists.cu", "select.cu", "vote.cu")  # those that multiply on tensor cores
+PRODUCTS = ("attend.cu", "lists.cu", "runs.cu", "select.cu", "vote.cu")  # those that multiply on tensor cores
 PRODUCTS_OF_BYTES = ("select.cu",)
 MAX_LOCAL = 128  # bytes of a thread in local memory, which is as slow as global memory
 

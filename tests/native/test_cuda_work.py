@@ -1,0 +1,74 @@
+"""What the CUDA kernels do, counted where the CPU runs them: bytes copied, barriers, products and launches."""
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from cases import OP_CASES
+from op import make_inputs, run_layer, run_native
+from oracle_chunks import LongHeads
+
+DIM, COLUMNS, ROWS, WARPS = 128, 64, 64, 4
+ROW_BYTES = {"f16": 2 * DIM, "q8_0": DIM // 32 * 34, "q4_0": DIM // 32 * 18}
+PRODUCT = 16 * 8 * 16  # multiplications
+
+
+@pytest.fixture
+def launches(emulated, monkeypatch, tmp_path):
+    """Return a function that gives, and forgets, what was launched."""
+    log = tmp_path / "launches.jsonl"
+    monkeypatch.setenv("LCTX_EMULATED_LOG", str(log))
+
+    def take() -> list[dict]:
+        done = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        log.unlink()
+        return done
+
+    return take
+
+
+@pytest.mark.parametrize(("n_rows", "n_tokens"), [(257, 65), (1100, 128), (1500, 33)])
+@pytest.mark.parametrize("kv_type", ROW_BYTES)
+def test_a_prompt_copies_each_row_once_per_tile(launches, kv_type, n_rows, n_tokens):
+    """Two barriers and 64 x 64 x 128 products of keys and of values for a block of rows; four for bytes."""
+    n_head, n_head_kv = 8, 2
+    step = COLUMNS // (n_head // n_head_kv)  # tokens of a tile
+    ends = [n_rows - n_tokens + min(first + step, n_tokens) for first in range(0, n_tokens, step)]
+    blocks = [-(-end // ROWS) for end in ends]
+    case = replace(OP_CASES[0], n_rows=n_rows, n_tokens=n_tokens, n_head=n_head, n_head_kv=n_head_kv,
+                   head_dim_k=DIM, head_dim_v=DIM, type_k=kv_type, type_v=kv_type)  # fmt: skip
+    run_native(case, make_inputs(case))
+    done = launches()
+    work = Counter()
+    for one in (one for one in done if one["kernel"] == "attend_runs"):
+        work.update({name: one[name] for name in ("products", "copied", "barriers")})
+        work["blocks" if one["products"] else "idle"] += math.prod(one["blocks"])
+    converts = kv_type != "f16" and len(ends) >= 4
+    assert sum(one["kernel"] == "convert_text" for one in done) == (n_head_kv if n_rows > 1000 else 1) * converts
+    last = -(-((n_tokens - 1) % step + 1) * (n_head // n_head_kv) // 16)  # warps with columns in the last tile
+    n_warp = (sum(blocks[:-1]) * WARPS + blocks[-1] * last) * n_head_kv
+    assert work["products"] * PRODUCT == n_warp * 16 * ROWS * DIM * 2
+    in_bytes = kv_type != "f16" and not converts
+    read = [-(-end // 16) * 16 for end in ends] if in_bytes else ends  # bytes come by groups of rows
+    assert work["copied"] == sum(read) * n_head_kv * 2 * ROW_BYTES[kv_type if in_bytes else "f16"]
+    assert work["barriers"] == (4 if in_bytes else 2) * sum(blocks) * n_head_kv + 6 * work["blocks"] + work["idle"]
+
+
+def spec_of(tokens: int) -> str:
+    return LongHeads(16, 64, tile=64, tile_window=64).text() if tokens == 64 else "longheads,window=64,chunk_size=16"
+
+
+@pytest.mark.parametrize("n_ubatch", [1, 64])
+@pytest.mark.parametrize("method", ["full", "selfextend", "longheads"])
+def test_launches_do_not_grow_with_the_text(launches, method, n_ubatch):
+    counts = []
+    spec = spec_of(n_ubatch) if method == "longheads" else method
+    step = 2 * max(n_ubatch, 16)
+    for n_rows in (3 * step, 4 * step, 5 * step):
+        case = replace(OP_CASES[0], n_rows=n_rows, n_tokens=n_rows)
+        run_layer(case, make_inputs(case), n_ubatch, spec, 4096, shows_chunks=False)
+        counts.append(Counter(one["kernel"] for one in launches()))
+    assert counts[2] - counts[1] == counts[1] - counts[0]
+    assert (counts[2] - counts[1]).total() <= 9 * step // n_ubatch
