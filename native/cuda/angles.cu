@@ -30,6 +30,8 @@ __device__ float yarn_ramp(const settings & s, int pair) {
 
 // A thread per row and pair. The angle is rounded as on the CPU: far out, one step of it is a lot.
 __global__ void angles(settings s) {
+    lctx_begin();
+    lctx_let_next_begin();
     const lctx_rope & rope = s.args.rope;
     const int n_pair = rope.n_dims / 2;
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;

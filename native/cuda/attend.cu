@@ -181,6 +181,7 @@ __device__ __forceinline__ int attend_whole(const lctx_attend_reader<S, F16> & r
 template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
     attend(const lctx_attend_args a, const lctx_attend_stages st, const lctx_partial_states partial,
            const lctx_cuda_plan plan, int first) {
+    lctx_begin();
     const int side = (int)blockIdx.x, head_kv = (int)blockIdx.y;
     const lctx_cuda_tile t(a, lctx_cuda_tiling(a, S::COLUMNS), first + side, head_kv);
     char * shared = lctx_shared();
@@ -310,6 +311,8 @@ __device__ void merge_splits(const lctx_attend_args & a, const lctx_partial_stat
 
 // A block of threads for a (token, head). of_lists: states of tokens that share a list of chunks.
 __global__ void merge(const lctx_attend_args a, const lctx_partial_states alone, const lctx_partial_states of_lists) {
+    lctx_begin();
+    lctx_let_next_begin();
     const int token = (int)blockIdx.x / a.n_head, head = (int)blockIdx.x % a.n_head;
     const size_t at = (size_t)token * a.n_head + head;
     lctx_partial_states partial = alone;
@@ -327,6 +330,8 @@ __global__ void merge(const lctx_attend_args a, const lctx_partial_states alone,
 
 // The output of values that were transformed, where there is nothing to merge. One warp for a (token, head).
 __global__ void transform_back(const lctx_attend_args a) {
+    lctx_begin();
+    lctx_let_next_begin();
     lctx_transform_row(a.dst + (size_t)blockIdx.x * a.head_dim_v, a.head_dim_v, a.params.hadamard.v);
 }
 

@@ -418,6 +418,7 @@ template <typename S> struct reader {
 
 template <typename S> __global__ void __launch_bounds__(THREADS, S::BLOCKS)
     decode(const lctx_attend_args a, const lctx_partial_states partial) {
+    lctx_begin();
     const head_tiles heads(a, S::HEADS);
     const int index = (int)blockIdx.x / heads.n_tile, tile = (int)blockIdx.x % heads.n_tile, split = (int)blockIdx.y;
     const int first_head = heads.first(tile, S::HEADS), end_head = heads.end(tile, S::HEADS),

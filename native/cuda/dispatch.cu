@@ -17,8 +17,8 @@ static const char * why_not_hadamard(int32_t block) {
 }
 
 static const char * why_not_index(const lctx_index_shape & index) {
-    const char * why = why_not_dim(index.head_dim);
-    return why ? why : why_not_hadamard(index.hadamard());
+    return fits(index.head_dim) ? why_not_hadamard(index.hadamard())
+                                : "head_dim must be a multiple of 8 and at most 576";
 }
 
 // Of *summarize* and *select*.

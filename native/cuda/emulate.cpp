@@ -57,6 +57,7 @@ struct work {
     int64_t copied = 0;    // bytes that went to shared memory on their way
     int64_t products = 0;  // of warps, on tensor cores
     int64_t loads = 0;     // of warps, of four matrices
+    int64_t begins = 0;    // threads that called lctx_begin
 };
 
 work done;
@@ -215,7 +216,12 @@ void lctx_emulate(const std::function<void()> & kernel, dim3 grid, int n_thread,
         blockIdx = dim3((unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y));
         run_block(random);
     }
+    GGML_ASSERT(done.begins == (int64_t)order.size() * n_thread && "a kernel does not begin with lctx_begin");
     write_work(grid, n_thread, n_shared);
+}
+
+void lctx_begin() {
+    done.begins++;
 }
 
 char * lctx_shared() {
@@ -282,6 +288,15 @@ void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
             c[i] += a_at(g + 8 * (i / 2), k) * b_at(k, 2 * t + i % 2);
         }
     }
+}
+
+void lctx_mma_halves(uint32_t (&c)[2], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    float sums[4];
+    for (int i = 0; i < 4; i++) {
+        sums[i] = lctx_from_half((uint16_t)(c[i / 2] >> i % 2 * 16));
+    }
+    lctx_mma(sums, a, b0, b1);
+    c[0] = lctx_pack(sums[0], sums[1]), c[1] = lctx_pack(sums[2], sums[3]);
 }
 
 void lctx_mma_bytes(int (&d)[4], const uint4 & a, uint32_t b0, uint32_t b1, const int (&c)[4]) {

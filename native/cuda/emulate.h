@@ -52,6 +52,9 @@ void lctx_emulate(const std::function<void()> & kernel, dim3 grid, int n_thread,
 void lctx_emulated_name(const char * words);
 char * lctx_shared();
 void __syncthreads();
+// Every kernel calls this before anything else: a launch ends with an error where a thread did not.
+void lctx_begin();
+inline void lctx_let_next_begin() {}
 // Give up to 32 bytes to the other lanes of the warp and wait for theirs: what lane i gave is at [i].
 struct lctx_gift {
     alignas(16) char bytes[32];
@@ -239,6 +242,9 @@ template <typename T> T atomicAnd(T * at, std::common_type_t<T> x) {
 }
 
 void lctx_mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
+// As on GeForce.
+constexpr bool LCTX_HALF_SUMS = true;
+void lctx_mma_halves(uint32_t (&c)[2], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void lctx_mma_bytes(int (&d)[4], const uint4 & a, uint32_t b0, uint32_t b1, const int (&c)[4]);
 void lctx_load_matrices(uint32_t (&r)[4], const void * row);
 void lctx_load_transposed(uint32_t (&r)[4], const void * row);

@@ -123,6 +123,7 @@ __device__ void forget_chunks(const lctx_evict_args & a, const lctx_held & held,
 }
 
 __global__ void __launch_bounds__(THREADS) decide_heads(const lctx_evict_args a, decision * decisions) {
+    lctx_begin();
     const int head_kv = (int)blockIdx.x, seq = (int)blockIdx.y;
     if (a.due[seq] < 0) {
         return;
@@ -226,6 +227,7 @@ __device__ void move_index(const lctx_evict_args & a, const decision & d, int he
 
 // Slices of K, of the index, and of V where it has bytes of its own.
 __global__ void __launch_bounds__(THREADS) move_rows(const lctx_evict_args a, decision * decisions) {
+    lctx_begin();
     const int head_kv = (int)blockIdx.y, seq = (int)blockIdx.z, n_strip_k = n_strip(a.cache.k_pool),
               n_strip_index = n_index_strip(a);
     if (a.due[seq] < 0) {
@@ -250,6 +252,7 @@ __global__ void __launch_bounds__(THREADS) move_rows(const lctx_evict_args a, de
 // ---- row numbers, scores, header ----
 
 __global__ void __launch_bounds__(THREADS) move_scores(const lctx_evict_args a, decision * decisions) {
+    lctx_begin();
     const int head_kv = (int)blockIdx.x, seq = (int)blockIdx.y;
     const int32_t p = a.due[seq];
     if (p < 0) {

@@ -7,6 +7,8 @@ constexpr int THREADS = 256;
 
 // A thread for a segment.
 __global__ void write_out(const lctx_choices choices, int32_t n_run, int32_t chunk_size, lctx_segment * to) {
+    lctx_begin();
+    lctx_let_next_begin();
     const int32_t n_expanded = choices.n_expanded(n_run);
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, list = i / n_expanded;
     if (list < (int64_t)choices.n_tokens * choices.n_choice) {

@@ -181,6 +181,7 @@ __device__ void bring(const head & h, const bits & missing, int step) {
 }
 
 __global__ void decide(const lctx_fetch_args a, const jobs out) {
+    lctx_begin();
     __shared__ int sums[LCTX_WARP];
     const int index = (int)blockIdx.x, n_page = bits::n_word(a.n_seq * a.n_page_max),
               n_word = n_page + bits::n_word(a.n_key());
@@ -211,6 +212,7 @@ __device__ void copy_unit(const lctx_pool_args & from, size_t from_unit, const l
 }
 
 __global__ void copy(const lctx_fetch_args a, const jobs in) {
+    lctx_begin();
     const int index = (int)blockIdx.y, number = (int)blockIdx.x / 2;
     if (number >= in.n(index)) {
         return;

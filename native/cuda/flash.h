@@ -56,9 +56,13 @@ template <int DIM, bool KEPT, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struc
     }
 };
 
-// DIM: dimensions of this warp, padded; ROWS: those of this warp; LAYOUT: of the tile.
+// DIM: dimensions of this warp, padded; ROWS: those of this warp; LAYOUT: of the tile. Weights are 2^-SHIFT at most, so
+// that f16 sums of a tile do not become infinite unless values are very large.
 template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct lctx_cuda_flash {
     static constexpr int GROUPS = ROWS / 16;  // of 16 rows, which a product takes
+    static constexpr uint32_t ALL = (1u << GROUPS) - 1;
+    static constexpr bool HALF_SUMS = LCTX_HALF_SUMS && GROUPS > 1;
+    static constexpr float SHIFT = HALF_SUMS ? 3.0f : 0.0f;
     float o[DIM / 8][4];
     float m[2], l[2];  // l: this lane's part
     float s[ROWS / 8][4];
@@ -142,9 +146,9 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
             float most = m[h];
             lctx_unrolled<ROWS / 8>([&](int n) { most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1])); });
             most = lctx_warp_max(most, 4);
-            const float base = most == -INFINITY ? 0.0f : most;  // no row yet: keeps the exponents defined
-            if (lctx_ballot(most != m[h]) != 0) {                // rare after the first rows
-                const float factor = lctx_exp2(m[h] - base);
+            const float base = most == -INFINITY ? 0.0f : most + SHIFT;  // no row yet: keeps the exponents defined
+            if (lctx_ballot(most != m[h]) != 0) {                        // rare after the first rows
+                const float factor = lctx_exp2(m[h] + SHIFT - base);
                 m[h] = most;
                 l[h] *= factor;
                 lctx_unrolled<DIM / 8>([&](int n) { o[n][2 * h] *= factor, o[n][2 * h + 1] *= factor; });
@@ -157,30 +161,73 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
         });
     }
 
-    // o += P V: the weights of 16 rows have the layout of the left factor already.
-    __device__ __forceinline__ void weigh(const uint16_t * v) {
-        lctx_unrolled<GROUPS>([&](int n) { add_values(v, n); });
+    // o += P V: the weights of 16 rows have the layout of the left factor already. Groups of 16 rows: bit n stands for
+    // the n-th; weights of the others are 0.
+    __device__ __forceinline__ void weigh(const uint16_t * v, uint32_t groups = ALL) {
+        if constexpr (HALF_SUMS) {
+            constexpr int STEPS = DIM / 16, PART = STEPS % 4 == 0 ? 4 : STEPS % 3 == 0 ? 3 : STEPS;  // few registers
+            uint32_t p[GROUPS][4];
+            lctx_unrolled<GROUPS>([&](int n) { put_weights(n, p[n]); });
+            lctx_unrolled<STEPS / PART>([&](int part) { weigh_part<PART>(v, groups, p, part * PART); });
+        } else {
+            lctx_unrolled<GROUPS>([&](int n) {
+                if (groups >> n & 1) {
+                    add_values(v, n);
+                }
+            });
+        }
     }
-    // Add these groups of rows only.
-    __device__ __forceinline__ void weigh(const uint16_t * v, uint32_t groups) {
+    // Those of rows [16 n, 16 n + 16).
+    __device__ __forceinline__ void put_weights(int n, uint32_t (&p)[4]) const {
+        const float(&s0)[4] = s[2 * n], (&s1)[4] = s[2 * n + 1];
+        p[0] = lctx_pack(s0[0], s0[1]), p[1] = lctx_pack(s0[2], s0[3]);
+        p[2] = lctx_pack(s1[0], s1[1]), p[3] = lctx_pack(s1[2], s1[3]);
+    }
+    // Values of rows [16 n, 16 n + 16) in dimensions [16 d, 16 d + 16), as the right factor.
+    __device__ __forceinline__ void load_values(const uint16_t * v, int n, int d, uint32_t (&b)[4]) const {
+        const int lane = lctx_lane(), at = LAYOUT::plus(LAYOUT::at(lane % 16, lane / 16 * 8), d * 16);
+        lctx_load_transposed(b, v + n * 16 * LAYOUT::STRIDE + at);
+    }
+    __device__ __forceinline__ void add_values(const uint16_t * v, int n) {
+        uint32_t p[4];
+        put_weights(n, p);
+        lctx_unrolled<DIM / 16>([&](int d) { add_product_of(v, n, d, p); });
+    }
+    __device__ __forceinline__ void add_product_of(const uint16_t * v, int n, int d, const uint32_t (&p)[4]) {
+        uint32_t b[4];
+        load_values(v, n, d, b);
+        lctx_mma(o[2 * d], p, b[0], b[1]);
+        lctx_mma(o[2 * d + 1], p, b[2], b[3]);
+    }
+    // Steps of dimensions [first, first + N) with f16 sums over the rows of this tile; with f32 sums if one of them is
+    // not finite.
+    template <int N> __device__ __forceinline__ void weigh_part(const uint16_t * v, uint32_t groups,
+                                                                const uint32_t (&p)[GROUPS][4], int first) {
+        uint32_t c[2 * N][2];
+        lctx_unrolled<2 * N>([&](int i) { c[i][0] = c[i][1] = 0; });
         lctx_unrolled<GROUPS>([&](int n) {
             if (groups >> n & 1) {
-                add_values(v, n);
+                lctx_unrolled<N>([&](int d) {
+                    uint32_t b[4];
+                    load_values(v, n, first + d, b);
+                    lctx_mma_halves(c[2 * d], p[n], b[0], b[1]);
+                    lctx_mma_halves(c[2 * d + 1], p[n], b[2], b[3]);
+                });
             }
         });
-    }
-    // Rows [16 n, 16 n + 16).
-    __device__ __forceinline__ void add_values(const uint16_t * v, int n) {
-        const int lane = lctx_lane();
-        const float(&s0)[4] = s[2 * n], (&s1)[4] = s[2 * n + 1];
-        const uint32_t a[4] = {lctx_pack(s0[0], s0[1]), lctx_pack(s0[2], s0[3]), lctx_pack(s1[0], s1[1]),
-                               lctx_pack(s1[2], s1[3])};
-        lctx_unrolled<DIM / 16>([&](int d) {
-            uint32_t b[4];
-            lctx_load_transposed(
-                b, v + n * 16 * LAYOUT::STRIDE + LAYOUT::plus(LAYOUT::at(lane % 16, lane / 16 * 8), d * 16));
-            lctx_mma(o[2 * d], a, b[0], b[1]);
-            lctx_mma(o[2 * d + 1], a, b[2], b[3]);
+        uint32_t sums = 0;  // 0 times what is not finite is NaN
+        lctx_unrolled<2 * N>([&](int i) { lctx_unrolled<2>([&](int h) { sums = lctx_fma_2(c[i][h], 0, sums); }); });
+        if (lctx_ballot((sums & 0x7fff7fff) != 0) == 0) {
+            lctx_unrolled<2 * N>([&](int i) {
+                lctx_unrolled<4>(
+                    [&](int j) { o[2 * first + i][j] += lctx_from_half((uint16_t)(c[i][j / 2] >> j % 2 * 16)); });
+            });
+            return;
+        }
+        lctx_unrolled<GROUPS>([&](int n) {
+            if (groups >> n & 1) {
+                lctx_unrolled<N>([&](int d) { add_product_of(v, n, first + d, p[n]); });
+            }
         });
     }
 
@@ -188,6 +235,7 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
     __device__ __forceinline__ void finish() {
         l[0] = lctx_warp_sum(l[0], 4);
         l[1] = lctx_warp_sum(l[1], 4);
+        m[0] += SHIFT, m[1] += SHIFT;
     }
 
     // f(column of 16, dimension, m, l, o of it and of the next)

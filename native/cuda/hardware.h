@@ -5,11 +5,60 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <utility>
+
 // Shared memory given at the launch; 16-byte aligned.
 static __device__ __forceinline__ char * lctx_shared() {
     extern __shared__ __align__(16) char lctx_shared_memory[];
     return lctx_shared_memory;
 }
+
+// Programmatic dependent launch: a kernel may begin while the one before it ends, since lctx_begin waits for that.
+#if CUDART_VERSION >= 12030
+#define LCTX_BEGINS_EARLY
+#endif
+
+// Every kernel calls this before anything else: what the kernels before it have written is there.
+static __device__ __forceinline__ void lctx_begin() {
+#if defined(LCTX_BEGINS_EARLY) && __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+}
+
+// Let the next kernel of the stream begin, and wait for this one: worth it where this one is short.
+static __device__ __forceinline__ void lctx_let_next_begin() {
+#if defined(LCTX_BEGINS_EARLY) && __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+#ifdef LCTX_BEGINS_EARLY
+// Return whether the code of a kernel that this device runs waits; GGML_CUDA_PDL=0 in the environment forbids it, as
+// for ggml's own kernels.
+inline bool lctx_begins_early(const void * kernel) {
+    static const bool allowed = [] {
+        const char * text = getenv("GGML_CUDA_PDL");
+        return !text || atoi(text) != 0;
+    }();
+    static std::mutex mutex;
+    static std::map<std::pair<int, const void *>, bool> known;
+    int device = 0;
+    if (!allowed || cudaGetDevice(&device) != cudaSuccess) {
+        return false;
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = known.find({device, kernel});
+    if (found != known.end()) {
+        return found->second;
+    }
+    cudaFuncAttributes attributes = {};
+    return known[{device, kernel}] =
+               cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess && attributes.ptxVersion >= 90;
+}
+#endif
 
 // Launch a kernel. What goes wrong shows in cudaGetLastError, which ggml looks at.
 template <typename... P, typename... A> void lctx_launch(void (*kernel)(P...), dim3 grid, int n_thread, size_t n_shared,
@@ -18,6 +67,18 @@ template <typename... P, typename... A> void lctx_launch(void (*kernel)(P...), d
     if (n_shared > WITHOUT_ASKING) {
         cudaFuncSetAttribute((const void *)kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)n_shared);
     }
+#ifdef LCTX_BEGINS_EARLY
+    if (lctx_begins_early((const void *)kernel)) {
+        cudaLaunchAttribute attribute = {};
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = grid, config.blockDim = dim3((unsigned)n_thread), config.dynamicSmemBytes = n_shared;
+        config.stream = stream, config.attrs = &attribute, config.numAttrs = 1;
+        cudaLaunchKernelEx(&config, kernel, P(args)...);
+        return;
+    }
+#endif
     kernel<<<grid, n_thread, n_shared, stream>>>(args...);
 }
 
@@ -162,6 +223,30 @@ static __device__ __forceinline__ void lctx_mma(float (&c)[4], const uint32_t (&
             "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(k == 0 ? b0 : b1));
+    }
+#endif
+}
+
+// GeForce multiplies twice as fast with f16 sums; so do a few other GPUs of these architectures.
+#if defined(__CUDA_ARCH__) && \
+    (__CUDA_ARCH__ < 800 || (__CUDA_ARCH__ > 800 && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1200)
+constexpr bool LCTX_HALF_SUMS = true;
+#else
+constexpr bool LCTX_HALF_SUMS = false;
+#endif
+
+// The same with f16 sums: c = rows g, g + 8 at columns 2 t and 2 t + 1.
+static __device__ __forceinline__ void lctx_mma_halves(uint32_t (&c)[2], const uint32_t (&a)[4], uint32_t b0,
+                                                       uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
+                 : "+r"(c[0]), "+r"(c[1])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    for (int k = 0; k < 2; k++) {
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3}, {%4}, {%0, %1};"
+                     : "+r"(c[0]), "+r"(c[1])
+                     : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(k == 0 ? b0 : b1));
     }
 #endif
 }

@@ -5,6 +5,8 @@
 #include "half.h"
 #include "kernels.h"
 
+#include <climits>
+
 namespace {
 
 constexpr int WARPS = 4;
@@ -25,65 +27,81 @@ __device__ void load_key(const lctx_index_args & a, const char * row, float * ke
     }
 }
 
-// Levels of a channel lie on both sides of this size.
-__device__ int level_of(const lctx_index_shape & shape, float x, float border) {
-    const int size = shape.bits == 1 ? 1 : fabsf(x) > border ? 10 : 3;
-    return x < 0.0f ? -size : size;
-}
+// The channels of a key in the registers of a warp: those of bytes 32 j + lane of the codes, BYTES at most for a lane.
+template <int BITS, int BYTES> struct channels {
+    static constexpr int PER_BYTE = 8 / BITS, LARGE = 10, SMALL = 3;
+    const lctx_index_shape & shape;
+    float x[BYTES][PER_BYTE];
 
-// The scale of least error for the levels that a border gives; all lanes get it.
-__device__ float scale_of(const lctx_index_shape & shape, const float * key, float border) {
-    float product = 0.0f, square = 0.0f;
-    for (int d = lctx_lane(); d < shape.head_dim; d += LCTX_WARP) {
-        const auto level = (float)level_of(shape, key[d], border);
-        product += key[d] * level;
-        square += level * level;
+    __device__ channels(const lctx_index_shape & shape, const float * key) : shape(shape) {
+        each([&](int j, int i, int d) { x[j][i] = d < shape.head_dim ? key[d] : 0.0f; });
     }
-    return lctx_div(lctx_warp_sum(product), lctx_warp_sum(square));
-}
-
-// Border and scale of a key: as the CPU's lctx_index_levels.
-__device__ float levels_of(const lctx_index_shape & shape, const float * key, float & scale) {
-    constexpr float BORDER = 0.9816f, MIDDLE = 6.5f;
-    float square = 0.0f;
-    for (int d = lctx_lane(); d < shape.head_dim; d += LCTX_WARP) {
-        square += key[d] * key[d];
+    __device__ static int byte(int j) { return j * LCTX_WARP + lctx_lane(); }
+    // f(byte of this lane, place in it, channel).
+    template <typename F> __device__ __forceinline__ void each(F && f) const {
+        const int n_code = shape.n_code();
+        lctx_unrolled<BYTES>([&](int j) {
+            lctx_unrolled<PER_BYTE>([&](int i) { f(j, i, byte(j) < n_code ? byte(j) + i * n_code : INT_MAX); });
+        });
     }
-    float border = BORDER * sqrtf(lctx_div(lctx_warp_sum(square), (float)shape.head_dim));
-    scale = scale_of(shape, key, border);
-    if (shape.bits > 1) {
-        border = MIDDLE * scale;
-        scale = scale_of(shape, key, border);
+    // Levels lie on both sides of this size.
+    __device__ static float size(float x, float border) {
+        return BITS == 1 ? 1.0f : fabsf(x) > border ? (float)LARGE : (float)SMALL;
     }
-    return border;
-}
-
-// Four bytes of codes: of channels 4 * word and on, and of those n_code after them.
-__device__ uint32_t codes_of(const lctx_index_shape & shape, const float * key, float border, int word) {
-    uint32_t codes = 0;
-    for (int i = 0; i < shape.WORD; i++) {
-        int shift = 8 * i;
-        for (int d = word * shape.WORD + i; d < shape.head_dim; d += shape.n_code(), shift += shape.bits) {
-            const int level = level_of(shape, key[d], border);
-            const int code = shape.bits == 1 ? level > 0 : (level > -10) + (level > 0) + (level > 3);
-            codes |= (uint32_t)code << shift;
+    // The scale of least error for the levels that a border gives; all lanes get it.
+    __device__ float scale(float border) const {
+        float product = 0.0f, square = 0.0f;
+        each([&](int j, int i, int d) {
+            const float level = d < shape.head_dim ? size(x[j][i], border) : 0.0f;
+            product += fabsf(x[j][i]) * level;
+            square += level * level;
+        });
+        return lctx_div(lctx_warp_sum(product), lctx_warp_sum(square));
+    }
+    // Border and scale: as the CPU's lctx_index_levels.
+    __device__ float border(float & scale_of_border) const {
+        constexpr float BORDER = 0.9816f, MIDDLE = 6.5f;
+        float square = 0.0f;
+        each([&](int j, int i, int) { square += x[j][i] * x[j][i]; });
+        float border = BORDER * sqrtf(lctx_div(lctx_warp_sum(square), (float)shape.head_dim));
+        scale_of_border = scale(border);
+        if (BITS > 1) {
+            border = MIDDLE * scale_of_border;
+            scale_of_border = scale(border);
         }
+        return border;
     }
-    return codes;
-}
+    // Codes of byte j, levels from the least to the largest; 0 beyond the head.
+    __device__ uint32_t codes(int j, float border) const {
+        uint32_t codes = 0;
+        lctx_unrolled<PER_BYTE>([&](int i) {
+            const bool is_large = BITS > 1 && size(x[j][i], border) == (float)LARGE, is_less = x[j][i] < 0.0f;
+            const uint32_t code = BITS == 1 ? !is_less : is_less ? !is_large : 2 + is_large;
+            codes |= byte(j) + i * shape.n_code() < shape.head_dim ? code << i * BITS : 0;
+        });
+        return codes;
+    }
+    // Row `lane` of a group: the scale, and words of four bytes, which four lanes have.
+    __device__ void write(char * group, int lane) const {
+        float scale;
+        const float of_levels = border(scale);
+        if (lctx_lane() == 0) {
+            *(uint16_t *)(group + shape.scale_at(lane)) = lctx_to_half(scale, 0);
+        }
+        lctx_unrolled<BYTES>([&](int j) {
+            uint32_t word = codes(j, of_levels) << 8 * (byte(j) % shape.WORD);
+            word |= lctx_shuffle_xor(word, 1);
+            word |= lctx_shuffle_xor(word, 2);
+            if (byte(j) < shape.n_code() && byte(j) % shape.WORD == 0) {
+                *(uint32_t *)(group + shape.word_at(byte(j) / shape.WORD, lane)) = word;
+            }
+        });
+    }
+};
 
-__device__ void put(const lctx_index_shape & shape, const float * key, int lane, char * group) {
-    float scale;
-    const float border = levels_of(shape, key, scale);
-    if (lctx_lane() == 0) {
-        *(uint16_t *)(group + shape.scale_at(lane)) = lctx_to_half(scale, 0);
-    }
-    for (int word = lctx_lane(); word < shape.n_code() / shape.WORD; word += LCTX_WARP) {
-        *(uint32_t *)(group + shape.word_at(word, lane)) = codes_of(shape, key, border, word);
-    }
-}
-
-__global__ void index_rows(lctx_index_args a) {
+template <int BITS, int BYTES> __global__ void index_rows(lctx_index_args a) {
+    lctx_begin();
+    lctx_let_next_begin();
     const int64_t job = (int64_t)blockIdx.x * WARPS + lctx_warp();
     if (job >= (int64_t)a.n_rows * a.n_head_kv) {
         return;
@@ -97,12 +115,23 @@ __global__ void index_rows(lctx_index_args a) {
     }
     float * key = (float *)lctx_shared() + lctx_warp() * a.index.head_dim;
     load_key(a, lctx_key_row(a.cache, cell, head, at.seq), key);
-    put(a.index, key, cell % a.index.GROUP, lctx_index_group(a.cache, cell / a.index.GROUP, head, at.seq));
+    const channels<BITS, BYTES> mine(a.index, key);
+    mine.write(lctx_index_group(a.cache, cell / a.index.GROUP, head, at.seq), cell % a.index.GROUP);
+}
+
+template <int BITS, int BYTES> void launch(const lctx_cuda_queue & queue, const lctx_index_args & args) {
+    const dim3 grid((unsigned)lctx_div_up((int64_t)args.n_rows * args.n_head_kv, WARPS));
+    const size_t n_shared = WARPS * args.index.head_dim * sizeof(float);
+    lctx_launch(index_rows<BITS, BYTES>, grid, WARPS * LCTX_WARP, n_shared, queue.stream, args);
 }
 
 }  // namespace
 
 void lctx_cuda_index(const lctx_cuda_queue & queue, const lctx_index_args & args) {
-    const dim3 grid((unsigned)lctx_div_up((int64_t)args.n_rows * args.n_head_kv, WARPS));
-    lctx_launch(index_rows, grid, WARPS * LCTX_WARP, WARPS * args.index.head_dim * sizeof(float), queue.stream, args);
+    const auto n_byte = (int)lctx_div_up(args.index.n_code(), LCTX_WARP);
+    if (args.index.bits == 1) {
+        n_byte == 1 ? launch<1, 1>(queue, args) : launch<1, 3>(queue, args);
+    } else {
+        n_byte == 1 ? launch<2, 1>(queue, args) : n_byte == 2 ? launch<2, 2>(queue, args) : launch<2, 5>(queue, args);
+    }
 }

@@ -302,6 +302,7 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
 template <int BITS, int TILES, int GROUPS>
 __global__ void __launch_bounds__(key_scorer<BITS, TILES, GROUPS>::WARPS * LCTX_WARP, 2)
     score_keys(lctx_select_args a, lctx_select_plan p) {
+    lctx_begin();
     key_scorer<BITS, TILES, GROUPS>(a, p).run();
 }
 

@@ -95,6 +95,8 @@ __device__ int list(const lctx_attend_args & a, const lctx_cuda_plan & p, int he
 
 __global__ void __launch_bounds__(THREADS)
     make_plan(const lctx_attend_args a, const lctx_cuda_plan p, int n_column, int first) {
+    lctx_begin();
+    lctx_let_next_begin();
     auto & m = *(memory *)lctx_shared();
     const int side = (int)blockIdx.x, head_kv = (int)blockIdx.y;
     const lctx_cuda_tile t(a, lctx_cuda_tiling(a, n_column), first + side, head_kv);

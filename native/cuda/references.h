@@ -57,6 +57,8 @@ template <int BITS> __device__ log_sum sum_run(const lctx_select_args & a, int32
 
 // A warp for a query.
 template <int BITS> __global__ void sum_runs(lctx_select_args a, lctx_select_plan p) {
+    lctx_begin();
+    lctx_let_next_begin();
     const int i = (int)blockIdx.x, head = (int)blockIdx.y * REFERENCE_WARPS + lctx_warp();
     if (head >= a.n_head) {
         return;
@@ -86,6 +88,8 @@ template <typename F> __device__ void each_scored(const lctx_select_args & a, in
 // Scores of a head become shares of the sum over all of them and what it reads anyway; what is not a number has none. A
 // block for a query.
 __global__ void weigh(lctx_select_args a, lctx_select_plan p) {
+    lctx_begin();
+    lctx_let_next_begin();
     const int i = (int)blockIdx.x, head = (int)blockIdx.y;
     const int32_t token = p.token(a, i);
     float * scores = p.scores_of(a, i, head);

@@ -84,6 +84,7 @@ template <int N> struct run_columns {
 // With converted rows, tiles that read nothing else are the ones that read halves; the others are left to bytes.
 template <typename S> __global__ void __launch_bounds__(THREADS, 2)
     attend_runs(const lctx_attend_args a, const lctx_partial_states partial, const halves converted) {
+    lctx_begin();
     dense_reader<S, run_columns<S::COLUMNS>> r(a, {a, converted}, {(int)blockIdx.z, partial.n_split});
     r.columns.write(r.columns_memory());
     if (converted.of) {
@@ -101,6 +102,8 @@ template <typename S> __global__ void __launch_bounds__(THREADS, 2)
 
 // One block of threads.
 __global__ void find_text(const lctx_attend_args a, text * to) {
+    lctx_begin();
+    lctx_let_next_begin();
     const lctx_cuda_lists lists = {a};
     const int n_alone = a.choices().n_alone(), seq = lists.of(n_alone / 2, 0)->seq;
     int lo = INT_MAX, hi = 0;
@@ -146,6 +149,7 @@ __device__ void convert(const lctx_pool_args & pool, const lctx_table_args & tab
 
 // Blocks of threads: some for each of the heads.
 __global__ void convert_text(const lctx_attend_args a, const halves converted) {
+    lctx_begin();
     const text of = *converted.of;
     const int head_kv = converted.first_head + (int)blockIdx.y;
     const lctx_cells cells(a.cache, head_kv, of.seq);

@@ -21,6 +21,8 @@ constexpr int CHOICE_WARPS = 32;  // of a block that has one choice: few blocks 
 
 // A warp for a query: head and slot.
 __global__ void prepare_queries(lctx_select_args a, lctx_select_plan p) {
+    lctx_begin();
+    lctx_let_next_begin();
     const int i = (int)blockIdx.x, job = (int)blockIdx.y * PREPARE_WARPS + lctx_warp();
     const int head = job / a.chunks.n_range, slot = job % a.chunks.n_range;
     if (head >= a.n_head) {
@@ -80,7 +82,7 @@ __device__ void summary_8(const lctx_select_args & a, const char * summary, int 
 }
 
 // The log of what a chunk attracts: its other keys, each `others` on average, and its outlier.
-__device__ float log_sum(const lctx_select_args & a, float others, float outlier) {
+__device__ float attraction(const lctx_select_args & a, float others, float outlier) {
     const float all = others + logf(a.chunks.n_other());
     return fmaxf(all, outlier) + log1pf(expf(-fabsf(all - outlier)));
 }
@@ -107,11 +109,12 @@ __device__ void score_summaries_of(const lctx_select_args & a, const float * que
     }
     for (int c = 0; c < CHUNKS; c++) {
         const float sum = lctx_warp_sum(others[c]);
-        score[c] = kind.has_outlier ? log_sum(a, sum, lctx_warp_sum(outlier[c])) : sum;
+        score[c] = kind.has_outlier ? attraction(a, sum, lctx_warp_sum(outlier[c])) : sum;
     }
 }
 
 __global__ void score_summaries(lctx_select_args a, lctx_select_plan p) {
+    lctx_begin();
     const warp_job job(a, p);
     const int n_head = a.n_head / a.n_list;
     job.each_slot(a, [&](int slot, const lctx_chunk_range & r) {
@@ -132,6 +135,8 @@ __global__ void score_summaries(lctx_select_args a, lctx_select_plan p) {
 
 // A warp, or a block of N_WARP, per token and choice.
 template <int N_WARP> __global__ void choose(lctx_select_args a, lctx_select_plan p) {
+    lctx_begin();
+    lctx_let_next_begin();
     const int64_t job = N_WARP == 1 ? (int64_t)blockIdx.x * CHOOSE_WARPS + lctx_warp() : (int64_t)blockIdx.x;
     const int choice = (int)(job % a.n_choice);
     const int64_t i = job / a.n_choice;

@@ -119,6 +119,8 @@ __device__ void put_value(const lctx_store_args & a, const float * v, char * row
 
 // A warp per token, KV head and what is stored.
 __global__ void store(lctx_store_args a) {
+    lctx_begin();
+    lctx_let_next_begin();
     const int64_t job = (int64_t)blockIdx.x * WARPS + lctx_warp();
     if (job >= (int64_t)a.n_tokens * a.n_head_kv) {
         return;

@@ -16,6 +16,8 @@ __device__ uint32_t completing(const lctx_summarize_args & a, int32_t from, int3
 
 // A block per SHARE tokens and KV head.
 __global__ void __launch_bounds__(THREADS, 2) summarize(lctx_summarize_args a) {
+    lctx_begin();
+    lctx_let_next_begin();
     const int32_t from = (int)blockIdx.x * SHARE;
     for (uint32_t rest = completing(a, from, from + SHARE); rest; rest &= rest - 1) {
         const lctx_completed c(a, from + __ffs((int)rest) - 1, (int)blockIdx.y);

@@ -109,6 +109,8 @@ template <int KEYS> struct tile_chooser {
 };
 
 template <int KEYS> __global__ void __launch_bounds__(1024) choose_lists(lctx_select_args a, lctx_tile_work p) {
+    lctx_begin();
+    lctx_let_next_begin();
     const int tile = (int)blockIdx.x, list = (int)blockIdx.y;
     tile_chooser<KEYS>(a, p.keys_of(a, tile, list), a.tiles[tile])
         .choose(a.chunks.n_shared, a.choices().list(tile, list));

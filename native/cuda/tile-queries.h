@@ -217,6 +217,8 @@ template <typename S> struct tile_queries {
 
 template <typename S> __global__ void __launch_bounds__(tile_queries<S>::WARPS * LCTX_WARP, 1)
     prepare_tiles(lctx_select_args a, lctx_tile_work p) {
+    lctx_begin();
+    lctx_let_next_begin();
     tile_queries<S>(a, p).run();
 }
 

@@ -190,6 +190,7 @@ template <typename S> struct tile_scorer {
 
 template <typename S> __global__ void __launch_bounds__(tile_scorer<S>::WARPS * LCTX_WARP, tile_scorer<S>::BLOCKS)
     score_tiles(lctx_select_args a, lctx_tile_work p, int at_once) {
+    lctx_begin();
     for (int first = 0; first < p.n_group; first += at_once) {
         const tile_scorer<S> scorer(a, lctx_min(at_once, p.n_group - first));
         for (int slot = 0; slot < a.chunks.n_range; slot++) {

@@ -115,6 +115,7 @@ __device__ int32_t rows_read(const lctx_segment * segs, int n_seg) {
 }
 
 __global__ void count_rows(const lctx_attend_args a, prepared made) {
+    lctx_begin();
     const int list = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (list < a.n_tokens * a.n_choice) {
         made.ln_rows[list] = logf((float)rows_read(a.segs + (int64_t)list * a.n_seg, a.n_seg));
@@ -140,6 +141,7 @@ __device__ uint32_t turned(const lctx_attend_args & a, int token, int head, int3
 
 // A block of threads for a token and segment.
 template <typename S> __global__ void turn_queries(const lctx_attend_args a, prepared made) {
+    lctx_begin();
     const int token = (int)blockIdx.x, seg = (int)blockIdx.y;
     const lctx_segment segment = a.segs[(int64_t)token * a.n_seg + seg];
     if (segment.row0 >= segment.row1) {
@@ -367,6 +369,7 @@ template <typename S> __device__ void vote_page(const lctx_vote_args & v, const 
 }
 
 template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const lctx_vote_args v, prepared made) {
+    lctx_begin();
     auto & m = *(memory<S> *)lctx_shared();
     const int head_kv = (int)blockIdx.y;
     lctx_each_run(v.voters, v.attend.n_tokens, [&](const lctx_run & r) { keep_scores<S>(v, r, head_kv); });

@@ -7,7 +7,10 @@ from pathlib import Path
 from cuda_build import tool
 
 # not those that fill a cache
-KERNELS = "regex:attend|decode|merge|score|choose|make_plan|prepare|write_out|transform_back|flash"
+KERNELS = (
+    "regex:attend|decode|merge|score|choose|make_plan|prepare|write_out|transform_back|flash|"
+    "convert|find_text|index|store"
+)
 MOST_LAUNCHES = 24
 METRICS = {
     "gpu__time_duration.sum": "us",

@@ -72,6 +72,13 @@ def test_the_shortest_way_is_counted():
     assert cuda_gates.loops(code(64)) == {"dense": None, "scores": 68.0, "unpack": None}
 
 
+def test_values_that_are_multiplied_again_are_not_counted():
+    halves, again = PRODUCT.replace("F32", "F16"), "        /*0108*/              @!P1 BRA `(.L_x_2) ;"
+    listing = LISTING.format(products="\n".join([*[PRODUCT] * 32, *[halves] * 32, again, *[PRODUCT] * 32]))
+    (found,) = cuda_sass.parse(listing)
+    assert cuda_gates.products_of(found.loops[0]) == (64 * 2048, 1 + 64 + 1 + 2)
+
+
 @pytest.mark.parametrize(("instruction", "n"), [
     ("HMMA.16816.F32 R4", 2048), ("HMMA.1688.F32 R4", 1024), ("IMMA.16832.S8.S8 R4", 4096),
     ("HGMMA.64x128x16.F32 R24", 131072), ("FFMA R1, R2, R3, R4", 0), ("HMMA.SP R4", 0),

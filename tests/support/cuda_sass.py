@@ -206,6 +206,11 @@ def products(instruction: str) -> int:
     return m * n * k
 
 
+def half_sums(instruction: str) -> int:
+    """Return the multiplications of an instruction whose sums are f16 numbers."""
+    return products(instruction) if re.match(r"HMMA\.\d+\.F16\b", instruction) else 0
+
+
 def octets(instruction: str) -> int:
     """Return how many times 8 halves a thread stores in shared memory."""
     return int(instruction.startswith("STS.128"))
