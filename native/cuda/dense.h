@@ -80,6 +80,7 @@ struct raw_size {
 LCTX_HD int groups_of_chunk(const lctx_attend_args & a) {
     return a.params.chunk_size / GROUP;
 }
+
 template <typename S, typename C> size_t n_shared(const lctx_attend_args & a) {
     const raw_size raw = raw_size::of<S>(a);
     return S::TILES + raw.k + raw.v + S::QUERIES + S::SUMS + sizeof(memory<S>) + C::MEMORY +

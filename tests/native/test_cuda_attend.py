@@ -109,6 +109,17 @@ def test_values_beyond_a_half_are_read_as_they_are(emulated, kv_type, largest, n
             assert_same(got[..., channels], want[..., channels], 1e-2)
 
 
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_sums_of_large_values_are_finite(kv_type):
+    """64 rows of them are more than a half, and what a GPU with f16 sums adds first."""
+    case = replace(OP_CASES[0], n_rows=200, n_tokens=40, type_k="f16", type_v=kv_type)
+    x = make_inputs(case)
+    x.v[:] = np.where(np.arange(case.head_dim_v) % 3, 6e4, -5e4)
+    got, want = run_native(case, x)[0], run_oracle(case, x)[0]
+    assert abs(want).max() > 5.9e4
+    assert_same(got, want, TOLERANCE)
+
+
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q5_1"])
 def test_values_beyond_a_half_are_stored_as_the_largest(emulated, kv_type):
     case = replace(OP_CASES[0], n_rows=100, n_tokens=3, type_k="f32", type_v=kv_type)
