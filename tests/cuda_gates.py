@@ -58,8 +58,8 @@ LIMITS = (
     Limit("attend<*", "registers", 255),
     Limit("attend<*", "spilled", 32, aim=0),
     Limit("attend_[lr]*", "registers", 255),
-    Limit("attend_lists<shape<256, true>>", "spilled", 72, aim=0),
-    Limit("attend_runs<shape<256, false>>", "spilled", 448, aim=0),  # rows that are not converted
+    Limit("attend_lists<shape<256, true>>", "spilled", 48, aim=0),
+    Limit("attend_runs<shape<256, false>>", "spilled", 204, aim=0),  # rows that are not converted
     Limit("attend_runs<shape<5*, false>>", "spilled", 32, aim=0),
     Limit("decode<shape<*, 1, 1, *", "registers", 128),  # of a head alone: four blocks of a multiprocessor
     Limit("decode<shape<*, [23], 1, *", "registers", 168),  # of a wide one: three
@@ -72,7 +72,7 @@ LIMITS = (
     Limit("prepare_tiles<tile_shape<*", "spilled", 88, aim=0),
     Limit("vote<shape<256>>", "spilled", 168, aim=0),
     Limit("vote<shape<576>>", "spilled", 168, aim=0),
-    Limit(DENSE, "dense", 430),
+    Limit(DENSE, "dense", 560),
     Limit(QUANTIZED, "unpack", 35, aim=25),
     Limit("score_tiles<*", "scores", 228),
     Limit("score_keys<*, 4, 1>", "scores", 278, aim=240),
@@ -132,7 +132,7 @@ def loops(code: cuda_sass.Code) -> dict[str, float | None]:
     Values are loaded transposed and keys are not: a loop that does both is a dense one.
     """
     found: dict[str, float | None] = {"dense": None, "scores": None, "unpack": None}
-    hot = [(loop, *products_of(loop)) for loop in code.loops_with(cuda_sass.products)]
+    hot = [(loop, *loop.executed(cuda_sass.products)) for loop in code.loops_with(cuda_sass.products)]
     most = max((volume for _, volume, _ in hot), default=0)
     for loop, volume, n in hot:
         if volume >= most / 2:  # others are the ends of a tile
@@ -142,15 +142,6 @@ def loops(code: cuda_sass.Code) -> dict[str, float | None]:
     unpacking = [loop for loop in code.loops_with(cuda_sass.octets) if not any(map(loop.total, no_rows))]
     costs = [n / values for values, n in (loop.executed(cuda_sass.octets) for loop in unpacking)]
     return found | {"unpack": max(costs, default=None)}
-
-
-def products_of(loop: cuda_sass.Loop) -> tuple[int, int]:
-    """Return the products of a loop and the instructions of the shortest way through them.
-
-    Values with f16 sums are multiplied once more, with f32 sums, only where a sum is not finite.
-    """
-    volume, n = loop.executed(cuda_sass.half_sums)
-    return (2 * volume, n) if volume else loop.executed(cuda_sass.products)
 
 
 # ---- limits ----

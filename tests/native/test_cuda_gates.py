@@ -73,10 +73,11 @@ def test_the_shortest_way_is_counted():
 
 
 def test_values_that_are_multiplied_again_are_not_counted():
-    halves, again = PRODUCT.replace("F32", "F16"), "        /*0108*/              @!P1 BRA `(.L_x_2) ;"
-    listing = LISTING.format(products="\n".join([*[PRODUCT] * 32, *[halves] * 32, again, *[PRODUCT] * 32]))
-    (found,) = cuda_sass.parse(listing)
-    assert cuda_gates.products_of(found.loops[0]) == (64 * 2048, 1 + 64 + 1 + 2)
+    transposed = "        /*0104*/                   LDSM.16.MT88.4 R8, [R4] ;"
+    finite = "        /*0108*/              @!P1 BRA `(.L_x_2) ;"
+    values = [transposed, *[PRODUCT.replace("F32", "F16")] * 32, finite, transposed, PRODUCT]
+    (found,) = cuda_sass.parse(LISTING.format(products="\n".join([PRODUCT] * 32 + values)))
+    assert found.loops[0].executed(cuda_sass.products) == (64 * 2048, 1 + 32 + 1 + 32 + 1 + 2)
 
 
 @pytest.mark.parametrize(("instruction", "n"), [

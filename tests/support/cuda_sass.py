@@ -122,9 +122,14 @@ class Loop:
     def executed(self, measure: Measure) -> tuple[int, int]:
         """Return what is measured and the number of instructions, on the way that has most of it and is shortest.
 
-        What is rare has a branch around it. Loops inside count once.
+        What is rare has a branch around it. Loops inside count once. Values with f16 sums are multiplied again, with
+        f32 sums, where one is not finite: no way leads there.
         """
-        inside = [[to for to in after if to in self.body and to != self.head] for after in self.code.successors]
+        again = self._multiplied_again()
+        inside = [
+            [to for to in after if to in self.body and to != self.head and to not in again]
+            for after in self.code.successors
+        ]
         best = {self.head: self._cost(self.head, measure)}
         order = [block for block in reverse_postorder(inside, self.head) if block in self.body]
         place = {block: i for i, block in enumerate(order)}
@@ -135,6 +140,15 @@ class Loop:
                     best[to] = max(best.get(to, way), way)
         most, length = max(best[latch] for latch in self.latches if latch in best)
         return most, -length
+
+    def _multiplied_again(self) -> set[int]:
+        if not self.total(half_sums):
+            return set()
+        return {
+            block
+            for block in self.body
+            if self._of(block, products) and self._of(block, transposed_loads) and not self._of(block, half_sums)
+        }
 
     def _cost(self, block: int, measure: Measure) -> tuple[int, int]:
         return self._of(block, measure), -len(self.code.blocks[block])
