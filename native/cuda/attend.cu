@@ -1,4 +1,4 @@
-// *attend* on the tensor cores of what decode.cu, lists.cu and runs.cu leave: few columns, chunks of each token, and
+// *attend* on the tensor cores of what decode.cu, lists.cu and runs.cu leave: few tokens, chunks of each token, and
 // near keys of heads that evict. A block of threads is a tile of columns of one KV head, and a split of what it reads.
 // Rows become f16 in shared memory; the next rows are on their way while these are read.
 // Partial states are merged by a second kernel.
@@ -222,7 +222,7 @@ template <typename S, bool F16> __global__ void __launch_bounds__(S::THREADS, 2)
         fetch(to, i);
     }
     for (int i = 0, loaded = -1; now.valid; i++) {
-        if constexpr (S::ROW_WARPS > 1 && S::DIM <= 128) {  // wider ones have no registers for it
+        if constexpr (S::DIM <= 128) {  // wider ones have no registers for it
             if (now.buffer == loaded && st.ahead > 0) {
                 const int n = attend_whole<S, F16>(r, m.item[now.buffer], now.block, partial.n_split, i, mine, f);
                 if (n > 0) {

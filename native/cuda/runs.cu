@@ -220,10 +220,12 @@ template <int DIM> void launch_converted(const lctx_cuda_queue & queue, const lc
 
 }  // namespace
 
-// Not where a head has evicted rows and near keys, which stand in a ring one by one.
+// Not where a head has evicted rows and near keys, which stand in a ring one by one. Nor for few tokens: these may be
+// one of each sequence, which read different rows, and attend.cu has more rows on their way.
 bool lctx_cuda_reads_runs(const lctx_cuda_device & device, const lctx_attend_args & args) {
+    constexpr int LEAST_TOKENS = 17;
     const bool in_groups = !args.cache.held.data || args.params.near_mask == 0;
-    return args.params.chunk_size == 0 && in_groups && !lctx_cuda_tiling::is_few(args) &&
+    return args.params.chunk_size == 0 && in_groups && args.choices().n_alone() >= LEAST_TOKENS &&
            shared_size<run_columns>(args) <= device.max_shared;
 }
 
