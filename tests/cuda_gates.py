@@ -72,7 +72,7 @@ LIMITS = (
     Limit("prepare_tiles<tile_shape<*", "spilled", 88, aim=0),
     Limit("vote<shape<256>>", "spilled", 168, aim=0),
     Limit("vote<shape<576>>", "spilled", 168, aim=0),
-    Limit(DENSE, "dense", 560),
+    Limit(DENSE, "dense", 590, aim=580),
     Limit(QUANTIZED, "unpack", 35, aim=25),
     Limit("score_tiles<*", "scores", 228),
     Limit("score_keys<*, 4, 1>", "scores", 278, aim=240),
