@@ -59,6 +59,7 @@ LIMITS = (
     Limit("attend<*", "spilled", 32, aim=0),
     Limit("attend_[lr]*", "registers", 255),
     Limit("attend_lists<shape<256, true>>", "spilled", 48, aim=0),
+    Limit("attend_runs<shape<256, true>>", "spilled", 16, aim=0),
     Limit("attend_runs<shape<256, false>>", "spilled", 204, aim=0),  # rows that are not converted
     Limit("attend_runs<shape<5*, false>>", "spilled", 32, aim=0),
     Limit("decode<shape<*, 1, 1, *", "registers", 128),  # of a head alone: four blocks of a multiprocessor
