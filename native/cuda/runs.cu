@@ -14,7 +14,7 @@ struct text {
 // Quantized rows of that text, of some KV heads, that were converted before.
 struct halves {
     uint16_t *k = nullptr, *v = nullptr;  // [head][cell][channels]; nullptr: none
-    const text * of = nullptr;
+    text * of = nullptr;
     int32_t n_cell = 0, first_head = 0, n_head = 0;
 
     __device__ uint16_t * row(uint16_t * rows, int head_kv, int32_t cell, int n_dim) const {
@@ -192,7 +192,7 @@ struct run_plan {
     }
     halves converted(const lctx_attend_args & a, char * work) const {
         char * k = work + states_size(a) + ALIGN;
-        return {(uint16_t *)k, (uint16_t *)(k + rows_size(a.head_dim_k)), (const text *)(k - ALIGN), n_cell, 0, 0};
+        return {(uint16_t *)k, (uint16_t *)(k + rows_size(a.head_dim_k)), (text *)(k - ALIGN), n_cell, 0, 0};
     }
 
     static constexpr size_t ALIGN = 256;
@@ -209,7 +209,7 @@ template <typename S> void launch_runs(const lctx_cuda_queue & queue, const lctx
 template <int DIM> void launch_converted(const lctx_cuda_queue & queue, const lctx_attend_args & args,
                                          const run_plan & plan, halves converted) {
     constexpr int BLOCKS = 8;  // of a multiprocessor
-    lctx_launch(find_text, dim3(1), THREADS, 2 * WARPS * sizeof(int), queue.stream, args, (text *)converted.of);
+    lctx_launch(find_text, dim3(1), THREADS, 2 * WARPS * sizeof(int), queue.stream, args, converted.of);
     for (int first = 0; first < args.n_head_kv; first += plan.n_converted) {
         converted.first_head = first, converted.n_head = lctx_min(plan.n_converted, args.n_head_kv - first);
         const dim3 grid(BLOCKS * queue.device.n_multiprocessor / converted.n_head + 1, converted.n_head);
