@@ -65,8 +65,8 @@ LIMITS = (
     Limit("decode<shape<*, 1, 1, *", "registers", 128),  # of a head alone: four blocks of a multiprocessor
     Limit("decode<shape<*, [23], 1, *", "registers", 168),  # of a wide one: three
     Limit("decode<shape<*, 1, 4, *", "registers", 168),  # of four heads
-    Limit("decode<shape<16, 1, 1, *", "spilled", 64, aim=0),
-    Limit("decode<shape<32, *", "spilled", 68, aim=0),
+    Limit("decode<shape<16, 1, 1, *", "spilled", 152, aim=0),
+    Limit("decode<shape<32, *", "spilled", 112, aim=0),
     Limit("move_rows", "spilled", 24, aim=0),
     Limit("score_keys<*", "registers", 128),
     Limit("score_keys<*", "spilled", 44, aim=0),
@@ -76,7 +76,7 @@ LIMITS = (
     Limit(DENSE, "dense", 590, aim=580),
     Limit(QUANTIZED, "unpack", 35, aim=25),
     Limit("score_tiles<*", "scores", 228),
-    Limit("score_keys<*, 4, 1>", "scores", 278, aim=240),
+    Limit("score_keys<*, 4, 1>", "scores", 280, aim=240),
     Limit("score_keys<*, 1, 4>", "scores", 602, aim=380),
 )
 
