@@ -335,11 +335,9 @@ __global__ void transform_back(const lctx_attend_args a) {
     lctx_transform_row(a.dst + (size_t)blockIdx.x * a.head_dim_v, a.head_dim_v, a.params.hadamard.v);
 }
 
-// Parts of a tile: about two blocks of threads for every multiprocessor, and no more than there are pages.
+// Parts of a tile.
 template <typename S> int n_split(const lctx_cuda_device & device, const lctx_attend_args & a) {
-    const int n_block = lctx_cuda_tiling(a, S::COLUMNS).n_tile() * a.n_head_kv,
-              n_wanted = 2 * device.n_multiprocessor / n_block;
-    return lctx_max(1, lctx_min(n_wanted, (int)a.cache.table.head_stride));
+    return lctx_cuda_splits(device, a, lctx_cuda_tiling(a, S::COLUMNS).n_tile() * a.n_head_kv, 2);
 }
 
 // Tiles of a KV head at a time: their plans are in the work buffer together.

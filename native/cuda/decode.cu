@@ -455,8 +455,7 @@ template <typename S> __global__ void __launch_bounds__(THREADS, S::BLOCKS)
 }
 
 template <typename S> int n_split(const lctx_cuda_device & device, const lctx_attend_args & a) {
-    const int n_wanted = S::BLOCKS * device.n_multiprocessor / (a.choices().n_alone() * head_tiles(a, S::HEADS).n_tile);
-    return lctx_max(1, lctx_min(n_wanted, (int)a.cache.table.head_stride));  // no more than there are pages
+    return lctx_cuda_splits(device, a, a.choices().n_alone() * head_tiles(a, S::HEADS).n_tile, S::BLOCKS);
 }
 
 int width(const lctx_attend_args & a) {

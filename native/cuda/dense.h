@@ -207,7 +207,7 @@ template <typename S, typename C> struct dense_reader {
         if (at + GROUP <= p.lo || at >= p.hi) {
             return;
         }
-        if constexpr (S::F16) {
+        if constexpr (S::F16 && !C::LISTED) {
             if (columns.is_converted()) {
                 k = columns.converted_key(at), v = columns.converted_value(at);
                 return;
@@ -220,12 +220,14 @@ template <typename S, typename C> struct dense_reader {
         v = lctx_pool_at(a.cache.v_pool, row);
     }
 
-    // Bytes of rows that are halves.
-    __device__ size_t k_size() const {
-        return columns.is_converted() ? a.head_dim_k * sizeof(uint16_t) : a.cache.k_pool.row_size;
-    }
-    __device__ size_t v_size() const {
-        return columns.is_converted() ? a.head_dim_v * sizeof(uint16_t) : a.cache.v_pool.row_size;
+    // Bytes of a row of halves: of a pool, or converted.
+    __device__ size_t row_size(const lctx_pool_args & pool, int n_dim) const {
+        if constexpr (!C::LISTED) {
+            if (columns.is_converted()) {
+                return n_dim * sizeof(uint16_t);
+            }
+        }
+        return pool.row_size;
     }
 
     // ---- rows on their way ----
@@ -284,7 +286,7 @@ template <typename S, typename C> struct dense_reader {
         if (is_valid(c)) {
             const auto & from = m().from[i % 2].k;
             if constexpr (S::F16) {
-                copy_rows(from, k_size(), a.head_dim_k, bounds_of(c), k_tile());
+                copy_rows(from, row_size(a.cache.k_pool, a.head_dim_k), a.head_dim_k, bounds_of(c), k_tile());
             } else {
                 copy_bytes(from, a.cache.k_pool.row_size, k_raw());
             }
@@ -295,7 +297,7 @@ template <typename S, typename C> struct dense_reader {
         if (is_valid(c)) {
             const auto & from = m().from[i % 2];
             if constexpr (S::F16) {
-                copy_rows(from.v, v_size(), a.head_dim_v, bounds_of(c), v_tile());
+                copy_rows(from.v, row_size(a.cache.v_pool, a.head_dim_v), a.head_dim_v, bounds_of(c), v_tile());
             } else if (lctx_values_in_keys(a.cache)) {
                 copy_bytes(from.k, a.cache.k_pool.row_size, v_raw());
             } else {

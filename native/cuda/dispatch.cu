@@ -7,6 +7,7 @@
 static bool fits(int64_t head_dim) {
     return head_dim % 8 == 0 && head_dim <= LCTX_CUDA_MOST_DIM;
 }
+constexpr const char * WHY_IT_DOES_NOT_FIT = "head_dim must be a multiple of 8 and at most 576";
 
 static const char * why_not_dim(int64_t head_dim) {
     return head_dim % 8 == 0 ? nullptr : "head_dim must be a multiple of 8";
@@ -17,8 +18,7 @@ static const char * why_not_hadamard(int32_t block) {
 }
 
 static const char * why_not_index(const lctx_index_shape & index) {
-    return fits(index.head_dim) ? why_not_hadamard(index.hadamard())
-                                : "head_dim must be a multiple of 8 and at most 576";
+    return fits(index.head_dim) ? why_not_hadamard(index.hadamard()) : WHY_IT_DOES_NOT_FIT;
 }
 
 // Of *summarize* and *select*.
@@ -29,7 +29,7 @@ static const char * why_not_chunks(lctx_representation representation, int64_t h
 
 static const char * why_not_select(const lctx_select_args & a) {
     if (a.chunks.has_tiles() && !fits(a.head_dim)) {
-        return "head_dim must be a multiple of 8 and at most 576";
+        return WHY_IT_DOES_NOT_FIT;
     }
     return a.chunks.by_keys() ? why_not_index(a.index) : why_not_chunks(a.chunks.representation, a.head_dim);
 }
@@ -42,8 +42,7 @@ const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tenso
             if (a.params.fixed) {
                 return "results that do not depend on the batch are computed on the CPU only";
             }
-            return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr
-                                                            : "head_dim must be a multiple of 8 and at most 576";
+            return fits(a.head_dim_k) && fits(a.head_dim_v) ? nullptr : WHY_IT_DOES_NOT_FIT;
         }
         case LCTX_OP_STORE: {
             const lctx_hadamard h = lctx_store_args_of(node).params.hadamard;

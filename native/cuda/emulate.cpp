@@ -55,8 +55,7 @@ std::mutex one_grid;
 struct work {
     int64_t barriers = 0;  // of blocks
     int64_t copied = 0;    // bytes that went to shared memory on their way
-    int64_t products = 0;  // of warps, on tensor cores
-    int64_t loads = 0;     // of warps, of four matrices
+    int64_t products = 0;  // of warps, of f16 matrices
     int64_t begins = 0;    // threads that called lctx_begin
 };
 
@@ -71,8 +70,8 @@ void write_work(dim3 grid, int n_thread, size_t n_shared) {
     }
     fprintf(log, "{\"kernel\": \"%s\", \"blocks\": [%u, %u, %u], \"threads\": %d, \"shared\": %zu, ", name.c_str(),
             grid.x, grid.y, grid.z, n_thread, n_shared);
-    fprintf(log, "\"barriers\": %lld, \"copied\": %lld, \"products\": %lld, \"loads\": %lld}\n",
-            (long long)done.barriers, (long long)done.copied, (long long)done.products, (long long)done.loads);
+    fprintf(log, "\"barriers\": %lld, \"copied\": %lld, \"products\": %lld}\n", (long long)done.barriers,
+            (long long)done.copied, (long long)done.products);
     fclose(log);
 }
 
@@ -316,7 +315,6 @@ void lctx_mma_bytes(int (&d)[4], const uint4 & a, uint32_t b0, uint32_t b1, cons
 }
 
 void lctx_load_matrices(uint32_t (&r)[4], const void * row) {
-    count(done.loads);
     const lctx_gift * rows = lctx_exchange(&row, sizeof(row));
     const int g = blk.now % WARP / 4, t = blk.now % 4;
     for (int m = 0; m < 4; m++) {
@@ -325,7 +323,6 @@ void lctx_load_matrices(uint32_t (&r)[4], const void * row) {
 }
 
 void lctx_load_transposed(uint32_t (&r)[4], const void * row) {
-    count(done.loads);
     const lctx_gift * rows = lctx_exchange(&row, sizeof(row));
     const int g = blk.now % WARP / 4, t = blk.now % 4;
     for (int m = 0; m < 4; m++) {

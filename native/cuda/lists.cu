@@ -35,9 +35,6 @@ template <int N> struct list_columns {
     __device__ const char * query(int column) const {
         return a.q + head_ * a.q_head_stride + token(column) * a.q_token_stride;
     }
-    __device__ constexpr bool is_converted() const { return false; }
-    __device__ const char * converted_key(int) const { return nullptr; }
-    __device__ const char * converted_value(int) const { return nullptr; }
 };
 
 template <typename S> __global__ void __launch_bounds__(THREADS, 2)

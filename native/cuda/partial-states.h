@@ -61,6 +61,14 @@ struct lctx_partial_states {
     }
 };
 
+// Parts of what `n_block` blocks of threads would read, so that there are about as many blocks for every multiprocessor
+// as asked; no more than there are pages.
+inline int lctx_cuda_splits(const lctx_cuda_device & device, const lctx_attend_args & a, int n_block,
+                            int per_multiprocessor) {
+    const int n_wanted = per_multiprocessor * device.n_multiprocessor / n_block;
+    return lctx_max(1, lctx_min(n_wanted, (int)a.cache.table.head_stride));
+}
+
 // Merge the partial states, and transform back the output of values that were transformed.
 void lctx_cuda_finish_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args,
                              const lctx_partial_states & partials);

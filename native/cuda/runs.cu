@@ -15,7 +15,7 @@ struct text {
 struct halves {
     uint16_t *k = nullptr, *v = nullptr;  // [head][cell][channels]; nullptr: none
     text * of = nullptr;
-    int32_t n_cell = 0, first_head = 0, n_head = 0;
+    int32_t n_cell = 0, first_head = 0;
 
     __device__ uint16_t * row(uint16_t * rows, int head_kv, int32_t cell, int n_dim) const {
         return rows + ((size_t)(head_kv - first_head) * n_cell + cell) * n_dim;
@@ -171,8 +171,7 @@ struct run_plan {
         n_cell = (int32_t)(a.cache.table.head_stride << a.cache.table.shift);
         const size_t of_head = (size_t)n_cell * (a.head_dim_k + a.head_dim_v) * sizeof(uint16_t);
         n_converted = pays(a) ? (int)lctx_min<size_t>(device.most_scratch / of_head, a.n_head_kv) : 0;
-        const int n_block = n_tile * (n_converted > 0 ? n_converted : a.n_head_kv);
-        n_split = lctx_max(1, lctx_min(2 * device.n_multiprocessor / n_block, (int)a.cache.table.head_stride));
+        n_split = lctx_cuda_splits(device, a, n_tile * (n_converted > 0 ? n_converted : a.n_head_kv), 2);
     }
     // Where several tiles would unpack what is the same. Not for near keys, and values that are channels of keys.
     bool pays(const lctx_attend_args & a) const {
@@ -192,7 +191,7 @@ struct run_plan {
     }
     halves converted(const lctx_attend_args & a, char * work) const {
         char * k = work + states_size(a) + ALIGN;
-        return {(uint16_t *)k, (uint16_t *)(k + rows_size(a.head_dim_k)), (text *)(k - ALIGN), n_cell, 0, 0};
+        return {(uint16_t *)k, (uint16_t *)(k + rows_size(a.head_dim_k)), (text *)(k - ALIGN), n_cell, 0};
     }
 
     static constexpr size_t ALIGN = 256;
@@ -211,10 +210,11 @@ template <int DIM> void launch_converted(const lctx_cuda_queue & queue, const lc
     constexpr int BLOCKS = 8;  // of a multiprocessor
     lctx_launch(find_text, dim3(1), THREADS, 2 * WARPS * sizeof(int), queue.stream, args, converted.of);
     for (int first = 0; first < args.n_head_kv; first += plan.n_converted) {
-        converted.first_head = first, converted.n_head = lctx_min(plan.n_converted, args.n_head_kv - first);
-        const dim3 grid(BLOCKS * queue.device.n_multiprocessor / converted.n_head + 1, converted.n_head);
+        converted.first_head = first;
+        const int n_head = lctx_min(plan.n_converted, args.n_head_kv - first);
+        const dim3 grid(BLOCKS * queue.device.n_multiprocessor / n_head + 1, n_head);
         lctx_launch(convert_text, grid, THREADS, 0, queue.stream, args, converted);
-        launch_runs<shape<DIM, true>>(queue, args, plan, converted, converted.n_head);
+        launch_runs<shape<DIM, true>>(queue, args, plan, converted, n_head);
     }
 }
 
