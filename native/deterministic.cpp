@@ -46,7 +46,7 @@ std::string why_not_model(const lctx_model & model, const lctx_context_params & 
     if (lctx_has_windows(model) && params.swa_full == 0) {
         return "sliding windows keep all rows then; leave swa_full out";
     }
-    return params.kv_offload > 0 ? "kv_offload is for GPUs" : "";
+    return params.kv_offload > 0 && !params.kv_offload_folder ? "kv_offload='host' is for GPUs" : "";
 }
 
 }  // namespace

@@ -95,9 +95,9 @@ llama_memory_i * lctx_memory_end(const llama_model & model, const llama_memory_p
     const bool fixed = pending.active && pending.fixed;
     auto method = lctx_method_create(lctx_method_parse(text), {trained_context(model, cparams), (int32_t)n_ctx,
                                                                head_dim, (int32_t)cparams.n_ubatch, fixed, n_rep});
-    auto cache =
-        std::make_unique<lctx_kv_cache>(model, params, cparams, pending.layers, std::move(method), n_ctx,
-                                        pending.active ? pending.kv_limit : 0, pending.active ? pending.kv_offload : 0);
+    auto cache = std::make_unique<lctx_kv_cache>(model, params, cparams, pending.layers, std::move(method), n_ctx,
+                                                 pending.active ? pending.kv_limit : 0,
+                                                 pending.active ? pending.offload : lctx_offload());
     if (foreign && foreign->n_keep_tail() > 0 && cache->method().retain()) {
         throw lctx_refusal(
             "snapshots of recurrent states (n_rs_seq) do not go with an eviction rule, which divides batches "

@@ -151,7 +151,12 @@ bool on_abort(void * data) {
 llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method,
                      uint32_t n_ctx, const lctx_context_params & ours) {
     lctx_pending & pending = lctx_pending_settings();
-    pending = {true, method, n_ctx, ours.kv_limit, ours.deterministic != 0, ours.kv_offload};
+    pending.active = true;
+    pending.method = method;
+    pending.n_ctx = n_ctx;
+    pending.kv_limit = ours.kv_limit;
+    pending.fixed = ours.deterministic != 0;
+    pending.offload = {ours.kv_offload, ours.kv_offload_folder ? ours.kv_offload_folder : ""};
     const uint32_t n_ctx_train =
         model->hparams.n_ctx_train;  // YaRN settings of a context change it for those that follow
     llama_context * ctx = llama_init_from_model(model, params);
@@ -202,6 +207,9 @@ void lctx_context_open(lctx_context * ctx, const lctx_context_params & params, c
     }
     if (params.kv_offload > 0 && method.empty()) {
         throw lctx_refusal("kv_offload needs method=longheads");
+    }
+    if (params.kv_offload == 0 && params.kv_offload_folder) {
+        throw lctx_refusal("kv_offload_folder needs kv_offload, the bytes that lie close");
     }
     if (model->vocab_only) {
         throw lctx_refusal("the model was loaded with vocab_only and has no weights to run");

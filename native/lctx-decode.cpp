@@ -68,6 +68,8 @@ int32_t run_batch(lctx_context * ctx, const llama_batch & batch, float * logits)
     std::string reason;
     if (status != LCTX_OK) {
         reason = status == LCTX_ABORTED ? "aborted" : lctx_failure(ctx, "llama_decode failed");
+    } else if (ctx->memory && !(reason = ctx->memory->cache().take_io_error()).empty()) {
+        status = LCTX_FAILED;
     } else if (ctx->mtp &&
                !lctx_guard(&reason, [&] { ctx->mtp->follow(batch, llama_get_embeddings_nextn(ctx->ctx)); })) {
         status = LCTX_FAILED;

@@ -64,6 +64,7 @@ void add(lctx_sizes & to, const lctx_sizes & s) {
     to.chunks += s.chunks;
     to.near += s.near;
     to.other += s.other;
+    to.disk += s.disk;
     to.foreign += s.foreign;
 }
 

@@ -61,9 +61,12 @@ lctx_context_memory & with_method(lctx_context * ctx, const char * what = "has n
 constexpr const char * NO_CHOICE = "reads everything: queries choose with method=longheads";
 constexpr const char * NO_COMPRESSION = "does not compress a text that was read: use method=kvzip";
 
-// Throws when what was read may be the zeros of an RPC server that has ended.
-void check_servers(const lctx_context * ctx) {
-    const std::string lost = lctx_rpc_lost(ctx->model->servers);
+// Throws when what was read may be the zeros of an RPC server that has ended, or of a file that could not be read.
+void check_sources(const lctx_context * ctx) {
+    std::string lost = lctx_rpc_lost(ctx->model->servers);
+    if (lost.empty() && ctx->memory) {
+        lost = ctx->memory->cache().take_io_error();
+    }
     if (!lost.empty()) {
         throw lctx_refusal(lost);
     }
@@ -83,7 +86,7 @@ template <typename F> size_t write_out(lctx_context * ctx, int32_t seq, uint8_t 
             lctx_state_writer io(buf);
             write(io);
         }
-        check_servers(ctx);
+        check_sources(ctx);
         n = counted.n_bytes();
         return true;
     });
@@ -223,7 +226,7 @@ size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t siz
     size_t n = 0;
     guarded(ctx, {std::max(seq, 0)}, [&] {
         n = seq < 0 ? llama_state_get_data(ctx->ctx, buf, size) : llama_state_seq_get_data(ctx->ctx, buf, size, seq);
-        check_servers(ctx);
+        check_sources(ctx);
         return n > 0;
     });
     return ctx->error.empty() ? n : 0;

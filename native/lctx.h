@@ -184,8 +184,9 @@ typedef struct lctx_context_params {
     int32_t swa_full;     // 1: sliding windows keep all rows, and can go back anywhere; 0: what they read; -1: 0 with a
                           // method, else 1
     uint64_t kv_limit;    // most bytes that lctx_kv_usage may report, 0: none; beyond, LCTX_NO_SLOT
-    uint64_t kv_offload;  // bytes of the devices for pages of K and V, which all lie in memory of the host (longheads);
-                          // 0: no offload
+    uint64_t kv_offload;  // bytes for pages of K and V that lie close, while all of them lie in a slower memory
+                          // (longheads); 0: no offload
+    const char * kv_offload_folder;  // of a file that is this memory; NULL: it is memory of the host
     int32_t mtp;  // 1: the MTP block of the model evaluates every token too, and drafts: lctx_mtp_step. Its cache is
                   // llama.cpp's own
 } lctx_context_params;

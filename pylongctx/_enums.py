@@ -19,3 +19,6 @@ AUTO_LAYERS = "auto"  # n_gpu_layers: what devices have room for
 # policies for a text that does not fit
 EVICT_MIDDLE = "evict_middle"
 OVERFLOWS = ("error", EVICT_MIDDLE)
+
+# Where K and V are that do not lie close.
+HOST, DISK = OFFLOADS = ("host", "disk")

@@ -195,12 +195,16 @@ class Llama(Completer):
         Maximum bytes of its files; the least recently used ones are removed. None: 20 GiB.
     kv_store_words : bool
         Store the first words of each text, for ``pylongctx kv ls``. The tokens are stored anyway.
-    kv_offload : "host" or None
-        "host": keep K and V in host memory and copy the chunks that heads select to the device, where they replace the
-        least recently read ones. For longheads without an eviction rule.
+    kv_offload : "host" or "disk" or None
+        Keep K and V in a slower memory and copy the chunks that heads select to a buffer, where they replace the least
+        recently read ones. "host": in host memory, with the buffer on the device. "disk": in a file, with the buffer in
+        host memory; for layers on the CPU. For longheads without an eviction rule.
     kv_offload_mib : int or None
-        MiB on the devices for these chunks; None: twice what a query selects, and at least what one reads before
-        selection begins. ``offload_usage()`` counts hits.
+        MiB of the buffer; None: twice what a query selects, and at least what one reads before selection begins.
+        ``offload_usage()`` counts hits.
+    kv_offload_path : str or None
+        The folder of the file, which has no name and is gone when it is closed, even if the process is killed. None:
+        the cache folder.
     rpc_servers : str or None
         "host:port,host:port" of machines that run ``pylongctx rpc-server``: their devices are used like local
         ones. A server that exits while in use ends this process, as in llama.cpp. For trusted networks only.
@@ -296,6 +300,7 @@ class Llama(Completer):
         kv_store_words: bool = True,
         kv_offload: str | None = None,
         kv_offload_mib: int | None = None,
+        kv_offload_path: str | os.PathLike[str] | None = None,
         rpc_servers: str | None = None,
         progress_callback: Callable[[int, int], None] | None = None,
         n_parallel: int = 1,
@@ -950,7 +955,7 @@ class Llama(Completer):
         return self.session.context.kv_usage()
 
     def offload_usage(self) -> OffloadUsage:
-        """Return how KV entries of ``kv_offload="host"`` were read since the model was loaded."""
+        """Return how KV entries of ``kv_offload`` were read since the model was loaded."""
         return self.session.context.offload_usage()
 
     def kv_store_usage(self) -> StoreUsage:

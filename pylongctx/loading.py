@@ -183,7 +183,7 @@ def try_model(
     context = ""
     if settings is not None:
         n_ctx = min(settings["n_ctx"] or TRIAL_N_CTX, TRIAL_N_CTX)
-        few = {"n_ctx": n_ctx, "n_seq_max": min(settings.get("n_seq_max", 1), 2)}
+        few = {"n_ctx": n_ctx, "n_seq_max": min(settings.get("n_seq_max", 1), 2), "kv_offload_folder": ffi.NULL}
         context = _hex(with_fields("lctx_context_params", lib.lctx_context_params_default, settings | few))
     call = (os.path.abspath(path), _hex(model), context, method, as_json(overrides))
     name = hashlib.sha256(

@@ -92,6 +92,7 @@ class Sizes:
     chunks: int
     near: int
     other: int
+    disk: int
     foreign: int
     compute: int
     free: int | None
@@ -164,9 +165,13 @@ class Plan:
         check(min(n, lib.LCTX_OK), reason)
         host = free_bytes()
         return params.n_ctx, [
-            Sizes(device=text(s.device), free=host if i == 0 else device_free(s), **{k: getattr(s, k) for k in ROWS})
+            Sizes(device=text(s.device), free=host if i == 0 else device_free(s), **_numbers(s))
             for i, s in enumerate(out[0:n])
         ]
+
+
+def _numbers(sizes: Any) -> dict[str, int]:
+    return {name: getattr(sizes, name) for name in (*ROWS, "disk")}
 
 
 def device_free(sizes: Any) -> int | None:
@@ -367,6 +372,8 @@ def table(sizes: list[Sizes]) -> str:
             rows.append([label, *(bytes_text(getattr(size, name)) for size in sizes)])
     rows.append(["sum", *(bytes_text(size.total) for size in sizes)])
     rows.append(["free", *("unknown" if size.free is None else bytes_text(size.free) for size in sizes)])
+    if any(size.disk for size in sizes):
+        rows.append(["K and V on disk", *(bytes_text(size.disk) for size in sizes)])
     first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         f"{row[0]:{first}}" + "".join(f" {cell:>{n}}" for cell, n in zip(row[1:], widths, strict=True)) for row in rows

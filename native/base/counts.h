@@ -25,6 +25,7 @@ typedef struct lctx_sizes {
     uint64_t chunks;   // keys in few bits, or summaries of chunks and queries of the open one
     uint64_t near;     // keys at exact positions, next to grouped ones
     uint64_t other;    // block tables, lists of the rows that heads hold
+    uint64_t disk;     // rows in a file, with kv_offload
     uint64_t foreign;  // sliding windows and recurrent states, which are llama.cpp's own, with their checkpoints at
                        // most; of a hybrid without a method also keys and values; the cache of an MTP block
     uint64_t compute;  // of graphs
@@ -45,14 +46,18 @@ typedef struct lctx_kv_info {
 } lctx_kv_info;
 
 // Units of rows with kv_offload: chunks where these divide 64 rows, else 64 rows. Counts are of all layers and heads,
-// since the context was created.
+// since the context was created. Close: on the device of a layer; far: in memory of the host, or in a file.
 typedef struct lctx_offload_info {
-    uint64_t n_hit;   // units that lay on the device when they were wanted
+    uint64_t n_hit;   // units that lay close when they were wanted
     uint64_t n_miss;  // units that were brought
-    uint64_t n_far;   // units that were read where they are: more were wanted at once than fit
+    uint64_t n_far;   // units that were read from far: more were wanted at once than fit
     uint64_t device_bytes;
     uint64_t unit_bytes;  // of one unit: K and V of one head
-    int32_t n_staged;     // units of a head on the device; 0: no kv_offload
+    uint64_t file_bytes;  // of the disk that the file has, where it has K and V; else 0, as what follows
+    uint64_t read_bytes;
+    uint64_t written_bytes;
+    double file_seconds;  // of all threads, in calls that read and write
+    int32_t n_staged;     // units of a head that lie close; 0: no kv_offload
     int32_t n_chosen;     // units of a head that one query reads at most where it chooses
 } lctx_offload_info;
 

@@ -135,11 +135,14 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     ggml_tensor * table = layer.table;
     if (layer.staging) {
         table = lctx_fetch(ctx, segs, stored, layer.v_pool, layer.table, layer.k_staged, layer.v_staged, layer.staging,
-                           layer.staging_table, params.chunk_size, params.n_run, params.tiles, (int32_t)in.q->ne[2]);
+                           layer.staging_table, layer.k_transit, layer.v_transit, params.chunk_size, params.n_run,
+                           params.tiles, (int32_t)in.q->ne[2]);
         chain.links.push_back({"lctx_fetch", table});
     }
-    ggml_tensor * attended = lctx_attend(ctx, in.q, stored, layer.v_pool, table, segs, in.angles, layer.near,
-                                         layer.held, params, layer.k_staged, layer.v_staged);
+    ggml_tensor * k_far = layer.k_transit ? layer.k_transit : stored;
+    ggml_tensor * v_far = layer.v_transit ? layer.v_transit : layer.v_pool;
+    ggml_tensor * attended = lctx_attend(ctx, in.q, k_far, v_far, table, segs, in.angles, layer.near, layer.held,
+                                         params, layer.k_staged, layer.v_staged);
     chain.links.push_back({"lctx_attend", attended});
     const int64_t n_out = layer.v_pool->ne[0] * in.q->ne[1];
     chain.out = ggml_view_2d(ctx, attended, n_out, in.q->ne[2], n_out * sizeof(float), 0);  // the LSE follows

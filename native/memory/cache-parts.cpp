@@ -5,10 +5,11 @@
 
 lctx_cache_parts::lctx_cache_parts(const llama_model & model, const llama_memory_params & params,
                                    const llama_cparams & cparams, const std::vector<lctx_claimed> & layers,
-                                   const lctx_method & method, uint32_t n_ctx, uint64_t kv_limit, uint64_t kv_offload)
+                                   const lctx_method & method, uint32_t n_ctx, uint64_t kv_limit,
+                                   const lctx_offload & offload)
     : rope{cparams.rope_freq_base, cparams.rope_freq_scale, cparams.yarn_ext_factor, cparams.yarn_attn_factor,
            cparams.yarn_beta_fast, cparams.yarn_beta_slow,  cparams.n_ctx_orig_yarn},
-      placement(model, params, layers, method, lctx_kv_sizes(n_ctx, cparams), cparams.offload_kqv, kv_offload),
+      placement(model, params, layers, method, lctx_kv_sizes(n_ctx, cparams), cparams.offload_kqv, offload),
       seqs(placement),
       blocks(placement, seqs, kv_limit) {}
 

@@ -19,7 +19,7 @@ struct lctx_cache_parts {
     // As lctx_kv_cache; the method lives longer.
     lctx_cache_parts(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
                      const std::vector<lctx_claimed> & layers, const lctx_method & method, uint32_t n_ctx,
-                     uint64_t kv_limit, uint64_t kv_offload);
+                     uint64_t kv_limit, const lctx_offload & offload);
 
     // Cut a sequence back; why_not_back_to has nothing against it.
     void truncate(int32_t seq, int32_t n_pos);

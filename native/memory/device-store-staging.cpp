@@ -1,4 +1,4 @@
-// Units that lie close while the pools are in memory of the host (ops/staging.h).
+// Units that lie close while the pools are in a slower memory (ops/staging.h).
 #include "device-store.h"
 
 void lctx_device_store::init_staging() {
@@ -45,5 +45,10 @@ lctx_offload_info lctx_device_store::offload() {
     info.device_bytes = bytes();
     info.unit_bytes = shape_.row_bytes() << shape_.unit_shift();
     info.n_staged = shape_.n_staged;
+    if (file()) {
+        info.file_bytes = file()->committed();
+        info.read_bytes = file()->n_read(), info.written_bytes = file()->n_written();
+        info.file_seconds = file()->seconds();
+    }
     return info;
 }

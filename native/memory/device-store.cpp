@@ -42,6 +42,13 @@ lctx_device_store::lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer
         v_staged = add("lctx_v_staged", shape.type_v, shape.head_dim_v, n_staged);
         staging = add("lctx_staging", GGML_TYPE_I32, lctx_staging::size(shape.n_staged), n_head);
         staging_table = add("lctx_staging_table", GGML_TYPE_I32, table->ne[0] * shape.of_page(), n_head, shape.n_seq);
+        if (!shape.folder.empty()) {
+            const auto by_heads = [](const auto & a, const auto & b) { return a.n < b.n; };
+            const int64_t n_row = std::max_element(layers.begin(), layers.end(), by_heads)->n *
+                                  (int64_t)shape.n_page_head * LCTX_PAGE_ROWS;
+            k_transit = add("lctx_k_transit", shape.type_k, shape.head_dim_k, n_row);
+            v_transit = add("lctx_v_transit", shape.type_v, shape.head_dim_v, n_row);
+        }
     }
     if (shape.near_rows > 0) {
         near = add("lctx_near", shape.type_k, shape.head_dim_k, shape.near_rows, n_head, shape.n_seq);
@@ -68,8 +75,10 @@ lctx_device_store::lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer
 }
 
 bool lctx_device_store::allocate(bool dry) {
-    const std::vector<ggml_tensor *> far =
-        k_staged ? std::vector<ggml_tensor *>{k_pool, v_pool} : std::vector<ggml_tensor *>();
+    far_tensors far;
+    if (k_staged) {
+        far = {{k_pool, v_pool}, shape_.folder, 1 << shape_.unit_shift()};
+    }
     if (!lctx_device_tensors::allocate(far, shape_.shrinks, dry)) {
         return false;
     }
@@ -113,6 +122,7 @@ lctx_layer lctx_device_store::layer(ggml_context * ctx, const lctx_layer_heads &
         return each(t, heads.first * n_row, heads.n * n_row);
     };
     const bool by_query = shape_.chunks && shape_.chunks->by_attention();
+    const int64_t transit = (int64_t)shape_.n_page_head * LCTX_PAGE_ROWS;  // rows of a head
     return {k_pool,
             v_pool,
             lists(table),
@@ -125,5 +135,7 @@ lctx_layer lctx_device_store::layer(ggml_context * ctx, const lctx_layer_heads &
             units(v_staged),
             each(staging, heads.first, heads.n),
             lists(staging_table),
+            each(k_transit, 0, heads.n * transit),
+            each(v_transit, 0, heads.n * transit),
             shape_.hadamard};
 }

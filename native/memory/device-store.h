@@ -28,6 +28,8 @@ struct lctx_layer {
     ggml_tensor * v_staged;
     ggml_tensor * staging;
     ggml_tensor * staging_table;
+    ggml_tensor * k_transit;  // units of a file that found no room there, for one batch; or nullptr
+    ggml_tensor * v_transit;
     lctx_hadamard hadamard;
 };
 
@@ -43,8 +45,8 @@ struct lctx_kv_shape {
     int32_t n_seq;
     int32_t n_page_head;  // pages in the pools per head
     int32_t near_rows;    // of the near ring, 0: none
-    int32_t n_staged;  // > 0: the pools are in memory of the host, and this many units of a head (ops/staging.h) on the
-                       // device
+    int32_t n_staged;  // > 0: the pools are in a slower memory, and this many units of a head (ops/staging.h) are close
+    std::string folder;          // of a file that has the pools then; empty: they are in memory of the host
     const lctx_chunks * chunks;  // or nullptr
     const lctx_retain * retain;  // or nullptr
     bool shrinks;                // rows leave before their sequence does
@@ -135,6 +137,9 @@ class lctx_device_store final : public lctx_paged_tensors {
     ggml_tensor * v_staged = nullptr;       // [head_dim_v, n_head*n_staged << unit_shift]
     ggml_tensor * staging = nullptr;        // [lctx_staging::size, n_head]
     ggml_tensor * staging_table = nullptr;  // [n_page_max*of_page, n_head, n_seq]
+    // with pools in a file, for the layer that runs
+    ggml_tensor * k_transit = nullptr;  // [head_dim_k, most heads of a layer * n_page_head * 64]
+    ggml_tensor * v_transit = nullptr;
 
   private:
     void init_staging();

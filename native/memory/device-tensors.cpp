@@ -76,8 +76,18 @@ size_t lctx_device_tensors::at(const ggml_tensor * t) const {
     return (char *)t->data - (char *)ggml_backend_buffer_get_base(arena_of(t).buffer());
 }
 
-bool lctx_device_tensors::allocate(const std::vector<ggml_tensor *> & far, bool shrinks, bool dry) {
-    far_tensors_ = far;
+std::unique_ptr<lctx_file_arena> lctx_device_tensors::create_file(const far_tensors & far, size_t size) const {
+    std::vector<lctx_file_arena::part> parts;
+    size_t first = 0;
+    for (const ggml_tensor * t : far.all) {
+        parts.push_back({first, far.unit_rows * t->nb[1]});
+        first += padded(t);
+    }
+    return std::make_unique<lctx_file_arena>(buft, far.folder, size, parts);
+}
+
+bool lctx_device_tensors::allocate(const far_tensors & far, bool shrinks, bool dry) {
+    far_tensors_ = far.all;
     if (dry) {
         dry_.reset(ggml_backend_buft_alloc_buffer(buft, 0));
         each_tensor([&](ggml_tensor * t) { t->buffer = dry_.get(); });
@@ -86,7 +96,12 @@ bool lctx_device_tensors::allocate(const std::vector<ggml_tensor *> & far, bool 
     size_t size = 0, far_size = 0;
     each_tensor([&](const ggml_tensor * t) { (is_far(t) ? far_size : size) += padded(t); });
     arena_ = lctx_arena_create(buft, size, shrinks);
-    far_ = far_size > 0 ? lctx_arena_create_far(buft, far_size) : nullptr;
+    if (far_size > 0 && !far.folder.empty()) {
+        auto file = create_file(far, far_size);
+        file_ = file.get(), far_ = std::move(file);
+    } else if (far_size > 0) {
+        far_ = lctx_arena_create_far(buft, far_size);
+    }
     if (!arena_ || (far_size > 0 && !far_)) {
         return false;
     }
@@ -95,12 +110,17 @@ bool lctx_device_tensors::allocate(const std::vector<ggml_tensor *> & far, bool 
     each_tensor([&](ggml_tensor * t) {
         ggml_backend_tensor_alloc(arena_of(t).buffer(), t, data[is_far(t)]);
         data[is_far(t)] += padded(t);
+        t->extra = is_far(t) ? static_cast<lctx_row_file *>(file_) : nullptr;  // kernels find it there
     });
     return true;
 }
 
 std::string lctx_device_tensors::no_memory() const {
-    return name() + " has no memory left for the KV cache: remove tokens, put fewer layers there, or use method=window";
+    const std::string error = file_ ? file_->take_error() : "";
+    return !error.empty() ? error + "; remove tokens, or free space there"
+                          : name() +
+                                " has no memory left for the KV cache: remove tokens, put fewer layers there, or use "
+                                "method=window";
 }
 
 void lctx_device_tensors::attach(ggml_backend_sched_t sched) {
@@ -129,12 +149,22 @@ void lctx_device_tensors::wait() {
 void lctx_device_tensors::read(const ggml_tensor * t, size_t offset, void * data, size_t size) {
     wait();
     ggml_backend_tensor_get(t, data, offset, size);
+    check_file();
 }
 
 void lctx_device_tensors::write(ggml_tensor * t, size_t offset, const void * data, size_t size) {
     wait();
     work_.n_sent += !is_host;
     ggml_backend_tensor_set(t, data, offset, size);
+    check_file();
+}
+
+// ggml's functions for tensors have no way to say that they failed.
+void lctx_device_tensors::check_file() {
+    const std::string error = take_io_error();
+    if (!error.empty()) {
+        throw lctx_refusal(error);
+    }
 }
 
 void lctx_device_tensors::land(ggml_tensor * t, size_t offset, const void * data, size_t size) {
@@ -150,6 +180,11 @@ void lctx_device_tensors::land(ggml_tensor * t, size_t offset, const void * data
 }
 
 void lctx_device_tensors::copy(ggml_tensor * t, size_t from, size_t to, size_t size) {
+    if (file_ && is_far(t)) {
+        std::vector<uint8_t> bytes(size);
+        read(t, from, bytes.data(), size);
+        return write(t, to, bytes.data(), size);
+    }
     if (is_host || is_far(t)) {
         wait();
         memcpy((char *)t->data + to, (const char *)t->data + from, size);

@@ -6,6 +6,7 @@
 
 #include "../base/counts.h"
 #include "arena.h"
+#include "file-arena.h"
 #include "ggml-backend.h"
 #include "ggml-cpp.h"
 
@@ -43,9 +44,13 @@ class lctx_device_tensors {
     void copy(ggml_tensor * t, size_t from, size_t to, size_t size);
     // Until nothing is running there.
     void wait();
+    // Where far tensors are in a file: what it could not do since the last call.
+    std::string take_io_error() { return file_ ? file_->take_error() : ""; }
+    // The file, or nullptr.
+    const lctx_file_arena * file() const { return file_; }
 
     // True when memory has to be committed before it is used.
-    bool commits() const { return arena_->commits(); }
+    bool commits() const { return arena_->commits() || file_; }
     // Bytes that are committed, where memory is committed in parts; else 0.
     uint64_t committed() const { return arena_->committed(); }
 
@@ -54,9 +59,16 @@ class lctx_device_tensors {
     ~lctx_device_tensors() = default;
 
     ggml_tensor * add(const char * name, ggml_type type, int64_t n0, int64_t n1, int64_t n2 = 1, int64_t n3 = 1);
-    // The tensors get their memory; far: those in memory of the host that the device reads too. False when there is
-    // none. shrinks: as of lctx_arena_create; dry: a buffer without memory, for graphs that are never run.
-    bool allocate(const std::vector<ggml_tensor *> & far, bool shrinks, bool dry);
+    // Tensors in a file in `folder`, whose units have this number of rows; or, without a folder, in memory of the host
+    // that the device reads too.
+    struct far_tensors {
+        std::vector<ggml_tensor *> all;
+        std::string folder;
+        int32_t unit_rows;
+    };
+    // The tensors get their memory. False when there is none. shrinks: as of lctx_arena_create; dry: a buffer without
+    // memory, for graphs that are never run.
+    bool allocate(const far_tensors & far, bool shrinks, bool dry);
     bool is_far(const ggml_tensor * t) const;
     // Bytes [from, end) of a tensor are about to be used, or are not needed any more.
     bool commit(const ggml_tensor * t, size_t from, size_t end) const {
@@ -88,9 +100,12 @@ class lctx_device_tensors {
     lctx_arena & arena_of(const ggml_tensor * t) const { return is_far(t) ? *far_ : *arena_; }
     size_t padded(const ggml_tensor * t) const;
     size_t at(const ggml_tensor * t) const;
+    std::unique_ptr<lctx_file_arena> create_file(const far_tensors & far, size_t size) const;
+    void check_file();
 
     std::unique_ptr<lctx_arena> arena_;
     std::unique_ptr<lctx_arena> far_;
+    lctx_file_arena * file_ = nullptr;  // far_, where it is one
     std::vector<ggml_tensor *> far_tensors_;
     ggml_backend_buffer_ptr dry_;
     ggml_tensor * landing_ = nullptr;  // of a device: what the host writes is copied from here

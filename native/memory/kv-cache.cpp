@@ -9,10 +9,10 @@
 lctx_kv_cache::lctx_kv_cache(const llama_model & model, const llama_memory_params & params,
                              const llama_cparams & cparams, const std::vector<lctx_claimed> & layers,
                              std::unique_ptr<lctx_method> method, uint32_t n_ctx, uint64_t kv_limit,
-                             uint64_t kv_offload)
+                             const lctx_offload & offload)
     : method_(std::move(method)),
       has_sections_(model.hparams.n_pos_per_embd() > 1),
-      parts_(model, params, cparams, layers, *method_, n_ctx, kv_limit, kv_offload) {
+      parts_(model, params, cparams, layers, *method_, n_ctx, kv_limit, offload) {
     if (!model.hparams.no_alloc) {
         clear();
     }
@@ -179,6 +179,15 @@ void lctx_kv_cache::slice_insert(lctx_state_reader & io, int32_t seq, int32_t sk
 }
 
 // ---- errors and graphs ----
+
+std::string lctx_kv_cache::take_io_error() const {
+    std::string error;
+    for (const auto & store : parts_.placement.stores()) {
+        const std::string one = store->take_io_error();
+        error = error.empty() ? one : error;
+    }
+    return error;
+}
 
 bool lctx_kv_cache::refuse(const std::string & reason) const {
     error_ = reason;

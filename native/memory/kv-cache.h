@@ -27,12 +27,11 @@
 
 class lctx_kv_cache {
   public:
-    // layers: those it holds. kv_limit: most bytes that kv usage may report, 0: none. kv_offload: bytes of the devices
-    // for pages that lie close, 0: all do, UINT64_MAX: twice what a token chooses. Throws lctx_refusal when the pools
-    // do not fit a device or the types do not fit the heads.
+    // layers: those it holds. kv_limit: most bytes that kv usage may report, 0: none. Throws lctx_refusal when
+    // the pools do not fit a device or the types do not fit the heads.
     lctx_kv_cache(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams,
                   const std::vector<lctx_claimed> & layers, std::unique_ptr<lctx_method> method, uint32_t n_ctx,
-                  uint64_t kv_limit, uint64_t kv_offload);
+                  uint64_t kv_limit, const lctx_offload & offload);
 
     const lctx_method & method() const { return *method_; }
     const lctx_placement & placement() const { return parts_.placement; }
@@ -70,6 +69,8 @@ class lctx_kv_cache {
     void slice_insert(lctx_state_reader & io, int32_t seq, int32_t skip, int32_t n);
 
     // errors
+    // Return why rows could not be read or written since the last call, where they lie in a file; empty: they could.
+    std::string take_io_error() const;
     // Remember the reason of a refusal; false.
     bool refuse(const std::string & reason) const;
     // No batch is evaluated until clear().

@@ -59,7 +59,7 @@ lctx_kv_sizes::lctx_kv_sizes(uint32_t n_ctx, const llama_cparams & cparams)
 
 lctx_placement::lctx_placement(const llama_model & model, const llama_memory_params & params,
                                const std::vector<lctx_claimed> & layers, const lctx_method & method,
-                               const lctx_kv_sizes & sizes, bool offload_kqv, uint64_t kv_offload)
+                               const lctx_kv_sizes & sizes, bool offload_kqv, const lctx_offload & offload)
     : method_(method), sizes_(sizes) {
     if (layers.empty()) {
         throw lctx_refusal("no layer of this model has full attention");
@@ -69,7 +69,8 @@ lctx_placement::lctx_placement(const llama_model & model, const llama_memory_par
     // sequences share the pool: rows of all together, plus one page that is not full for each
     shape_.n_page_head = (int32_t)std::min<int64_t>((int64_t)sizes.n_seq * live_blocks(),
                                                     (int64_t)n_block(sizes.n_rows_all) + sizes.n_seq);
-    shape_.n_staged = kv_offload > 0 ? n_staged(kv_offload) : 0;
+    shape_.n_staged = offload.bytes > 0 ? n_staged(offload) : 0;
+    shape_.folder = offload.folder;
     for (const device & d : devices_of(model, layers, offload_kqv)) {
         allocate(d, model.hparams.no_alloc);
     }
@@ -156,10 +157,10 @@ int32_t lctx_placement::units_read(int32_t n_chosen) const {
 
 // Units of a head that lie close, for a number of bytes. What does not fit is read over the bus, but not what every
 // query reads. Automatic: twice what one query chooses, and all that one reads which does not choose.
-int32_t lctx_placement::n_staged(uint64_t kv_offload) const {
+int32_t lctx_placement::n_staged(const lctx_offload & offload) const {
     if (!chunks() || retain()) {
         throw lctx_refusal(
-            "kv_offload keeps pages in memory of the host and brings those that the heads choose: method=longheads "
+            "kv_offload keeps pages in a slower memory and brings those that the heads choose: method=longheads "
             "does, " +
             method_.full_spec() + " does not; use longheads without an eviction rule, or offload_kqv=False");
     }
@@ -167,14 +168,20 @@ int32_t lctx_placement::n_staged(uint64_t kv_offload) const {
         throw lctx_refusal(
             "kv_offload does not serve latent attention, whose values are a part of its keys; use offload_kqv=False");
     }
+    if (!offload.folder.empty() && !chunks()->by_keys()) {
+        throw lctx_refusal(
+            "kv_offload='disk' needs an index of the keys, since summaries are made of rows that are not in memory: "
+            "use representation=keys2, the default of longheads");
+    }
     const uint64_t unit = (uint64_t)n_head_ * shape_.row_bytes() << shape_.unit_shift();
     const uint64_t least = units_read(0), chosen = units_read(chunks()->n_free),
                    whole = n_block(
                        (int32_t)std::min<int64_t>((int64_t)method_.n_read() * chunks()->chunk_size, sizes_.n_ctx));
-    const uint64_t n = kv_offload == UINT64_MAX ? std::max(2 * chosen, whole * shape_.of_page()) : kv_offload / unit;
+    const uint64_t n =
+        offload.bytes == UINT64_MAX ? std::max(2 * chosen, whole * shape_.of_page()) : offload.bytes / unit;
     if (n < least) {
         throw lctx_refusal("kv_offload: every token reads " + mib(least * unit) + " of rows, which do not fit into " +
-                           mib(kv_offload) + " of the device; give it more, at best " + mib(2 * chosen * unit) +
+                           mib(offload.bytes) + " of the device; give it more, at best " + mib(2 * chosen * unit) +
                            ", or use type_k=type_v=q8_0");
     }
     const auto n_page = std::min<uint64_t>(n / shape_.of_page(), (uint64_t)sizes_.n_seq * n_block(sizes_.n_ctx));
@@ -279,7 +286,8 @@ std::string lctx_placement::full_why() const {
     text += std::string(", K ") + ggml_type_name(shape_.type_k) + ", V " + ggml_type_name(shape_.type_v);
     if (shape_.n_staged > 0) {
         const auto rows = [&](int32_t n_unit) { return std::to_string(n_unit << shape_.unit_shift()); };
-        text += ", in memory of the host except for " + rows(shape_.n_staged) + " rows of a head; a query chooses " +
+        text += ", in " + (shape_.folder.empty() ? "memory of the host" : "a file in " + shape_.folder) +
+                " except for " + rows(shape_.n_staged) + " rows of a head; a query chooses " +
                 rows(units_read(chunks()->n_free));
     }
     return text;
@@ -290,7 +298,9 @@ lctx_offload_info lctx_placement::offload() const {
     for (const auto & store : stores_) {
         const lctx_offload_info one = store->offload();
         all.n_hit += one.n_hit, all.n_miss += one.n_miss, all.n_far += one.n_far;
-        all.device_bytes += one.device_bytes;
+        all.device_bytes += one.device_bytes, all.file_bytes += one.file_bytes;
+        all.read_bytes += one.read_bytes, all.written_bytes += one.written_bytes;
+        all.file_seconds += one.file_seconds;
         all.unit_bytes = one.unit_bytes, all.n_staged = one.n_staged;
     }
     all.n_chosen = all.n_staged > 0 ? units_read(chunks()->n_free) : 0;

@@ -4,6 +4,7 @@
 
 #include "../base/claim.h"
 #include "../base/counts.h"
+#include "../base/pending.h"
 #include "../methods/method.h"
 #include "centers.h"
 #include "device-store.h"
@@ -37,7 +38,7 @@ class lctx_placement {
     // As lctx_kv_cache. offload_kqv: rows lie on the devices of their layers. Throws lctx_refusal.
     lctx_placement(const llama_model & model, const llama_memory_params & params,
                    const std::vector<lctx_claimed> & layers, const lctx_method & method, const lctx_kv_sizes & sizes,
-                   bool offload_kqv, uint64_t kv_offload);
+                   bool offload_kqv, const lctx_offload & offload);
     lctx_placement(const lctx_placement &) = delete;
     lctx_placement & operator=(const lctx_placement &) = delete;
 
@@ -97,7 +98,7 @@ class lctx_placement {
     void check_heads(const llama_model & model, const std::vector<lctx_claimed> & layers);
     void find_key_bias(const llama_model & model);
     int32_t units_read(int32_t n_chosen) const;
-    int32_t n_staged(uint64_t kv_offload) const;
+    int32_t n_staged(const lctx_offload & offload) const;
     std::vector<device> devices_of(const llama_model & model, const std::vector<lctx_claimed> & layers,
                                    bool offload_kqv);
     void allocate(const device & d, bool dry);

@@ -53,8 +53,11 @@ void lctx_blocks::each_size(const std::function<void(ggml_backend_dev_t, const l
             }
         }
         if (placement_.shape().n_staged > 0) {
-            far.k = near.k, far.v = near.v;
-            near.k = ggml_nbytes(store->k_staged), near.v = ggml_nbytes(store->v_staged);
+            const bool is_file = !placement_.shape().folder.empty();
+            (is_file ? far.disk : far.k) = is_file ? near.k + near.v : near.k;
+            far.v = is_file ? 0 : near.v;
+            near.k = ggml_nbytes(store->k_staged) + (is_file ? ggml_nbytes(store->k_transit) : 0);
+            near.v = ggml_nbytes(store->v_staged) + (is_file ? ggml_nbytes(store->v_transit) : 0);
             near.other -= near.k + near.v;
         }
         f(store->dev, near);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ops.h"
+#include "row-file.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -78,6 +79,7 @@ struct lctx_store_args {
     int32_t n_dims;
     const float * center;  // [n_head_kv][head_dim_k], subtracted from rotated keys; nullptr: nothing is
     lctx_store_params params;
+    lctx_row_file * file;  // of the pools, or nullptr
 };
 
 struct lctx_index_args {
@@ -87,6 +89,7 @@ struct lctx_index_args {
     int32_t n_head_kv;
     int32_t hadamard_k;  // of the stored keys
     lctx_index_shape index;
+    lctx_row_file * file;  // of the pools, or nullptr
 };
 
 struct lctx_attend_args {
@@ -199,9 +202,13 @@ struct lctx_evict_args {
 };
 
 struct lctx_fetch_args {
-    lctx_cache_args all;  // pools and table of all pages
+    lctx_cache_args all;   // pools and table of all pages
+    lctx_row_file * file;  // of these pools, or nullptr
     lctx_pool_args k_staged;
     lctx_pool_args v_staged;
+    lctx_pool_args k_transit;  // where units of a file go that find no frame: those of head h from h*n_transit on
+    lctx_pool_args v_transit;
+    int32_t n_transit;
     int32_t * staging;  // lctx_staging of head h at staging + h*staging_stride
     size_t staging_stride;
     int32_t * table;     // result
@@ -231,6 +238,9 @@ struct lctx_fetch_args {
     LCTX_HD int32_t near_unit(int32_t head, int32_t frame) const { return head * params.n_staged + frame; }
     LCTX_HD int32_t far_unit(int32_t head, int32_t key) const {
         return n_head_kv * params.n_staged + pool_unit(head, key);
+    }
+    LCTX_HD int32_t transit_unit(int32_t head, int32_t i) const {
+        return n_head_kv * params.n_staged + head * n_transit + i;
     }
     LCTX_HD int32_t pool_unit(int32_t head, int32_t key) const {
         const int32_t page = key / of_page();

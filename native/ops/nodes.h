@@ -15,6 +15,11 @@ inline lctx_pool_args lctx_pool_of(const ggml_tensor * pool) {
     return {(char *)pool->data, pool->type, pool->nb[1]};
 }
 
+// The file that has the rows of a pool (memory/device-tensors.cpp), or nullptr.
+inline lctx_row_file * lctx_file_of(const ggml_tensor * pool) {
+    return (lctx_row_file *)(pool->view_src ? pool->view_src : pool)->extra;
+}
+
 // The rows of `staging`, then those of `pool`.
 inline lctx_pool_args lctx_staged_pool_of(const ggml_tensor * staging, const ggml_tensor * pool) {
     lctx_pool_args args = lctx_pool_of(staging);
@@ -72,6 +77,7 @@ inline lctx_store_args lctx_store_args_of(const ggml_tensor * dst) {
     args.cache.held = lctx_held_of(dst->src[8]);
     args.center = dst->src[9] ? (const float *)dst->src[9]->data : nullptr;
     args.params = lctx_params_of<lctx_store_params>(dst);
+    args.file = lctx_file_of(dst->src[2]);
     args.cache.k_pool.n_row = (size_t)dst->src[2]->ne[1];
     if (args.params.staged_chunk > 0) {
         args.cache.table.shift = lctx_unit_shift(args.params.staged_chunk);
@@ -91,6 +97,7 @@ inline lctx_index_args lctx_index_args_of(const ggml_tensor * dst) {
     args.n_head_kv = (int32_t)dst->src[1]->ne[1];
     args.hadamard_k = params.hadamard_k;
     args.index = {params.bits, (int32_t)dst->src[0]->ne[0]};
+    args.file = lctx_file_of(dst->src[0]);
     return args;
 }
 
@@ -262,5 +269,11 @@ inline lctx_fetch_args lctx_fetch_args_of(const ggml_tensor * dst) {
     args.n_seg = (int32_t)segs->ne[1];
     args.n_choice = (int32_t)segs->ne[2];
     args.n_tokens = args.params.n_tokens;
+    args.file = lctx_file_of(dst->src[1]);
+    if (dst->src[8]) {
+        args.k_transit = lctx_pool_of(dst->src[8]);
+        args.v_transit = lctx_pool_of(dst->src[9]);
+        args.n_transit = (int32_t)((dst->src[8]->ne[1] >> args.shift()) / args.n_head_kv);
+    }
     return args;
 }

@@ -253,8 +253,8 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
 
 ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging,
-                         ggml_tensor * staging_table, int32_t chunk_size, int32_t n_run, const lctx_tiles & tiles,
-                         int32_t n_tokens) {
+                         ggml_tensor * staging_table, ggml_tensor * k_transit, ggml_tensor * v_transit,
+                         int32_t chunk_size, int32_t n_run, const lctx_tiles & tiles, int32_t n_tokens) {
     const int32_t shift = lctx_unit_shift(chunk_size), of_page = LCTX_PAGE_ROWS >> shift;
     const int64_t n_staged = (k_staged->ne[1] >> shift) / table->ne[1];
     GGML_ASSERT(segs->type == GGML_TYPE_I32 && segs->ne[0] == 4 && segs->ne[2] % table->ne[1] == 0 &&
@@ -270,7 +270,7 @@ ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k
 
     ggml_tensor * result = ggml_view_tensor(ctx, staging_table);
     set_params(result, lctx_fetch_params{LCTX_OP_FETCH, (int32_t)n_staged, chunk_size, n_run, tiles, n_tokens});
-    set_sources(result, {segs, k, v_pool, table, k_staged, v_staged, staging, staging_table});
+    set_sources(result, {segs, k, v_pool, table, k_staged, v_staged, staging, staging_table, k_transit, v_transit});
     return result;
 }
 

@@ -200,7 +200,8 @@ ggml_tensor * lctx_index(ggml_context * ctx, ggml_tensor * k, ggml_tensor * tabl
 //            result of lctx_select with params.chunk_size > 0; params.tiles: those of select
 //   result:  F32 [n_head*head_dim_v*n_tokens] as [head_dim_v, n_head, n_tokens], then with lse: [n_head, n_tokens]
 // A query without any row gives 0 and LSE -inf.
-// With staged units table is the result of lctx_fetch, segs are those that it saw, and heads do not evict.
+// With staged units table is the result of lctx_fetch, segs are those that it saw, and heads do not evict; k and v_pool
+// are its k_transit and v_transit where the pools are in a file.
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool,
                           ggml_tensor * table, ggml_tensor * segs, ggml_tensor * angles, ggml_tensor * near,
                           ggml_tensor * held, const lctx_attend_params & params, ggml_tensor * k_staged = nullptr,
@@ -261,7 +262,9 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
 //   k_staged: as k_pool [head_dim_k, n_head_kv*n_staged << shift]: head h has the units from h*n_staged on; v_staged
 //   likewise staging:   I32 [lctx_staging::size, n_head_kv] staging_table: I32 as table, for units: a staged one, or
 //   the number of staged units + the unit of the pool; -1: not known result:     view of staging_table
+//   k_transit, v_transit: where the pools are in a file, as k_staged for units that find no room there, which the table
+//   numbers behind the staged ones; else NULL. They hold them until the next fetch.
 ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k, ggml_tensor * v_pool,
                          ggml_tensor * table, ggml_tensor * k_staged, ggml_tensor * v_staged, ggml_tensor * staging,
-                         ggml_tensor * staging_table, int32_t chunk_size, int32_t n_run, const lctx_tiles & tiles,
-                         int32_t n_tokens);
+                         ggml_tensor * staging_table, ggml_tensor * k_transit, ggml_tensor * v_transit,
+                         int32_t chunk_size, int32_t n_run, const lctx_tiles & tiles, int32_t n_tokens);

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from pylongctx._enums import AUTO_LAYERS, ROPE_SCALINGS, SPLIT_MODES
+from pylongctx._enums import AUTO_LAYERS, HOST, OFFLOADS, ROPE_SCALINGS, SPLIT_MODES
 from pylongctx._guess import guess
 
 TRUE, FALSE = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")  # as llama.cpp reads them
@@ -290,6 +290,7 @@ def json_object(text: str) -> dict[str, Any]:
 # ---- values of options that only some commands have ----
 
 ON = -1  # an option that takes a number was given without one
+AUTO = "auto"
 
 
 def shares(text: str) -> list[float]:
@@ -297,9 +298,16 @@ def shares(text: str) -> list[float]:
     return [number(share) for share in text.replace("/", ",").split(",")]
 
 
-def staged_mib(text: str) -> int:
-    """Return a number of MiB; 0 means auto, ON that no number was given."""
-    return 0 if text == "auto" else integer(text) if text else ON
+def offload(text: str) -> tuple[str, int | None] | int:
+    """Return where K and V are and the MiB that lie close, None for auto; ON: neither was given."""
+    if not text:
+        return ON
+    where, comma, close = text.partition(",")
+    if where not in OFFLOADS:
+        where, close = HOST, text
+    elif not comma:
+        close = AUTO
+    return where, None if close == AUTO else integer(close)
 
 
 def mib(text: str) -> int:

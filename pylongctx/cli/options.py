@@ -21,12 +21,12 @@ from pylongctx.cli.arguments import (
     layers,
     mib,
     number,
+    offload,
     one,
     one_of,
     rope_scaling,
     shares,
     split_mode,
-    staged_mib,
     switched,
     with_origins,
 )
@@ -58,7 +58,7 @@ PLAIN = {
             *("tensor_split", "split_mode", "main_gpu", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
             *("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast", "op_offload", "overflow"),
             *("kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "preflight", "swa_full", "deterministic"),
-            "verbose",
+            *("kv_offload_path", "verbose"),
         )
     },
 }
@@ -173,8 +173,12 @@ def _add_devices(options: Options) -> None:
     help = "how the model is split across devices (layer)"
     add("-sm", "--split-mode", parse=split_mode, metavar=f"{{{','.join(SPLIT_MODES)}}}", env=True, help=help)
     add("-mg", "--main-gpu", parse=integer, env=True, help="device for --split-mode none")
-    help = "keep the KV cache in host memory, with up to MIB staged on the GPU (auto); without a number same as -kvo"
-    add("--kv-offload", parse=staged_mib, metavar="MIB", help=help, optional=True)
+    help = (
+        "keep the KV cache in a slower memory, with up to MIB close: MIB or host,MIB in host memory, close is the GPU; "
+        "disk,MIB in a file, close is host memory; MIB is auto where it is missing; alone same as -kvo"
+    )
+    add("--kv-offload", parse=offload, metavar="[WHERE,]MIB", help=help, optional=True)
+    add("--kv-offload-path", metavar="FOLDER", help="folder of the file of --kv-offload disk (the cache folder)")
 
 
 # ---- arguments ----
@@ -234,7 +238,7 @@ def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
     if args.kv_offload == ON:
         found.setdefault("offload_kqv", True)
     elif args.kv_offload is not None:
-        found |= {"kv_offload": "host", "kv_offload_mib": args.kv_offload or None}
+        found |= dict(zip(("kv_offload", "kv_offload_mib"), args.kv_offload, strict=True))
     return {"verbose": False} | found
 
 

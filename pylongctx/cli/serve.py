@@ -30,7 +30,7 @@ POLICIES = ("warn", "ignore", "refuse")  # for fields that have no effect
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
     *("method", "overflow", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
-    *("kv_offload_mib", "progress_callback", "draft_model"),
+    *("kv_offload_mib", "kv_offload_path", "progress_callback", "draft_model"),
 )
 
 

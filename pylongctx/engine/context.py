@@ -58,16 +58,20 @@ class OffloadUsage:
     Attributes
     ----------
     hits, misses, far : int
-        Requested units that were on the device; that were copied to it; that were read from host memory because
-        not all requested units fit.
+        Requested units that were close, in the buffer; that were copied to it; that were read from the slower memory
+        because not all requested units fit.
     unit_bytes : int
         Bytes of a unit: K and V of one head.
     device_bytes : int
-        Bytes on the devices for everything that the method keeps there.
+        Bytes on the devices for everything that the method keeps there: the CPU with ``kv_offload="disk"``.
     staged : int
-        Units of a head that fit on its device; 0 without ``kv_offload``.
+        Units of a head that fit into the buffer; 0 without ``kv_offload``.
     chosen : int
         Maximum units of a head that a selecting query reads.
+    file_bytes, read_bytes, written_bytes : int
+        With ``kv_offload="disk"``: bytes that the file takes now; bytes read from it and written to it.
+    file_seconds : float
+        Time that threads spent reading and writing it; threads add up.
     """
 
     hits: int
@@ -77,15 +81,19 @@ class OffloadUsage:
     device_bytes: int
     staged: int
     chosen: int
+    file_bytes: int
+    read_bytes: int
+    written_bytes: int
+    file_seconds: float
 
     @property
     def hit_rate(self) -> float:
-        """Fraction of the requested units that were on the device."""
+        """Fraction of the requested units that were close."""
         return self.hits / max(1, self.hits + self.misses + self.far)
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes copied from host memory."""
+        """Bytes copied from the slower memory to the buffer."""
         return (self.misses + self.far) * self.unit_bytes
 
 
@@ -381,7 +389,8 @@ class Context:
         with self._lock:
             check(lib.lctx_offload_usage(self.handle, info), lib.lctx_context_error(self.handle))
         counts = (info.n_hit, info.n_miss, info.n_far)
-        return OffloadUsage(*counts, info.unit_bytes, info.device_bytes, info.n_staged, info.n_chosen)
+        sizes = (info.unit_bytes, info.device_bytes, info.n_staged, info.n_chosen)
+        return OffloadUsage(*counts, *sizes, info.file_bytes, info.read_bytes, info.written_bytes, info.file_seconds)
 
     def _kv_usage(self, info: Any, rows: Any) -> None:
         check(lib.lctx_kv_usage(self.handle, info, rows), lib.lctx_context_error(self.handle))

@@ -125,7 +125,7 @@ class Cell:
 UNNAMED = {
     *("n_threads", "n_threads_batch", "n_batch", "n_ubatch", "n_gpu_layers", "verbose", "rpc_servers", "tensor_split"),
     *("split_mode", "main_gpu", "kv_offload", "kv_offload_mib", "use_mmap", "use_mlock", "progress_callback"),
-    *("preflight", "n_parallel"),
+    *("kv_offload_path", "preflight", "n_parallel"),
 }
 
 

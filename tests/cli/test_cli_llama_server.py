@@ -149,6 +149,10 @@ def parse(*words):
     [
         ("--kv-offload", {"offload_kqv": True}),
         ("--kv-offload 5", {"kv_offload": "host", "kv_offload_mib": 5}),
+        ("--kv-offload auto", {"kv_offload": "host", "kv_offload_mib": None}),
+        ("--kv-offload disk", {"kv_offload": "disk", "kv_offload_mib": None}),
+        ("--kv-offload disk,9", {"kv_offload": "disk", "kv_offload_mib": 9}),
+        ("--kv-offload-path d", {"kv_offload_path": "d"}),
         ("-nkvo", {"offload_kqv": False}),
         ("--no-op-offload", {"op_offload": False}),
         ("-fit off", {"preflight": False}),

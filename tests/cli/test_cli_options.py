@@ -194,6 +194,7 @@ def test_names_and_variables_are_those_of_llama_cpp():
         "--kv-store-words",
         "--no-kv-store-words",
         "--kv-offload",
+        "--kv-offload-path",
         "--help",
         "-h",
     }

@@ -31,6 +31,7 @@ OURS = {
         "kv_store_words",
         "kv_offload",
         "kv_offload_mib",
+        "kv_offload_path",
         "rpc_servers",
         "progress_callback",
         "n_parallel",

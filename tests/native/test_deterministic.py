@@ -95,6 +95,15 @@ def test_methods(embedded_model, ids, method, kv):
     assert_one_result(embedded_model, ids, type_k=kv, type_v=kv, method=SPECS[method])
 
 
+def test_rows_in_a_file(embedded_model, ids, tmp_path):
+    """More is wanted than lies close."""
+    file = {"kv_offload": "disk", "kv_offload_mib": 1, "kv_offload_path": tmp_path}
+    want = logits(embedded_model, ids, method=SPECS["longheads-keys"])
+    for name, way in WAYS.items():
+        got = logits(embedded_model, ids, method=SPECS["longheads-keys"], **file | way)
+        np.testing.assert_array_equal(got, want, err_msg=name)
+
+
 def test_without_it_results_do_depend(embedded_model, ids):
     """Or nothing is tested here."""
     want = logits(embedded_model, ids, deterministic=False)
@@ -189,7 +198,7 @@ def test_answers_next_to_others(embedded_model, kv):
         ({"method": "corm"}, "what a rule evicts depends on where batches end; use a method without a rule"),
         ({"method": "longheads+h2o"}, "what a rule evicts depends on where batches end"),
         ({"embedding": True}, "a vector depends on the texts that are embedded with it"),
-        ({"method": "longheads", "kv_offload": "host"}, "kv_offload is for GPUs"),
+        ({"method": "longheads", "kv_offload": "host"}, "kv_offload='host' is for GPUs"),
     ],
 )
 def test_refusals(embedded_model, given, reason):

@@ -8,6 +8,7 @@ sequences are as long as before, and after a round the context works as when it 
 
 import random
 import sys
+import tempfile
 
 import numpy as np
 from session import Session
@@ -280,10 +281,14 @@ class Caller:
         lib.lctx_context_params_default(params)
         params.n_ctx, params.n_threads, params.n_threads_batch = 256, 1, 1
         fields = dict(ffi.typeof("lctx_context_params").fields)
+        folder = ffi.new("char[]", self.rng.choice([b"", b"/", b"/nowhere", b"/proc", tempfile.gettempdir().encode()]))
         for name in self.rng.sample(sorted(fields), 2):
             kind = fields[name].type.cname
             if kind == "float":
                 setattr(params, name, self.rng.choice(FLOATS))
+            elif kind == "char *":
+                params.kv_offload_folder = folder
+                params.kv_offload = self.rng.choice([0, 1, 1 << 24, 2**64 - 1])
             else:
                 few = name in (
                     "n_threads",
