@@ -1,12 +1,18 @@
-"""How often a token finds its chunks on the device when K and V lie in memory of the host, and what it moves.
+"""What kv_offload costs and saves: seconds, memory, and how often a token finds its chunks in the buffer.
 
-    python bench/offload.py --tokens 8192,32768 --slots 1,1.5,2,4
+    python bench/offload.py --model qwen2.5-coder-1.5b --text emma.txt --tokens 32768 --where disk --mib 32,128
 
-A text is evaluated, then tokens are decoded, with room on the device for a multiple of what a query
-chooses at most. Without a GPU the CPU stands for both sides: what is counted is the same, the time is not.
+A text is read once, without offload, but for its end. Then every setting loads that state in a process of its own,
+reads the end and generates tokens. The buffer is given in MiB, or in multiples of what a query selects at most. RSS is
+without pages of files. Without a GPU the CPU stands for both sides of "host": what is counted is the same, the time is
+not.
 """
 
 import argparse
+import multiprocessing
+import pickle
+import re
+import tempfile
 import time
 from itertools import islice
 from pathlib import Path
@@ -20,6 +26,17 @@ from pylongctx.eval.haystack import SENTENCES
 from pylongctx.models import embedded_model
 
 MIB = 2**20
+HEAD = [
+    "tokens",
+    "buffer",
+    "K and V",
+    "file",
+    "RSS",
+    "prompt, tokens/s",
+    "tokens/s",
+    "hits",
+    "read",
+]
 
 
 def arguments() -> argparse.Namespace:
@@ -27,58 +44,93 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--model", default=str(embedded_model()), help="a file, a name, or random:GEOMETRY:LAYERS[:WEIGHTS]")
     add("--method", default="longheads")
+    add("--where", default="disk", choices=("host", "disk"))
+    add("--path", help="folder of the file")
     add("--text", type=Path, help="a novel, for instance; default: the sentences of the pass-key test")
     add("--tokens", type=int_list, default="8192,32768")
+    add("--end", type=int, default=1024, help="tokens at the end of the text that every setting reads")
     add("--decode", type=int, default=64)
-    add("--slots", default="1,1.5,2,4", help="room, in multiples of what a query chooses at most")
+    add("--mib", type=int_list, help="sizes of the buffer")
+    add("--slots", default="1,2,4", help="else sizes, in multiples of what a query selects at most")
     add("--kv", default="f16")
     add("--threads", type=int)
     add("-ngl", "--gpu-layers", type=int, default=0)
     return parser.parse_args()
 
 
-def measure(args: argparse.Namespace, n: int, slots: float | None) -> list[str]:
-    """Return one row of the table; slots None: no offload."""
-    options = {"n_ctx": n + args.decode + 1, "type_k": args.kv, "type_v": args.kv, "n_gpu_layers": args.gpu_layers}
-    options |= {"n_threads": args.threads, "n_threads_batch": args.threads, "verbose": False, "seed": 0}
-    budget = {} if slots is None else {"kv_offload": "host", "kv_offload_mib": room(args, options, slots)}
-    with Llama(model_file(args.model), method=args.method, **options, **budget) as llm:
-        text = args.text.read_text() if args.text else SENTENCES
+def opened(args: argparse.Namespace, n: int, mib: int | None) -> Llama:
+    """Open the model for n tokens of a text; without a size without offload."""
+    offload = {} if mib is None else {"kv_offload": args.where, "kv_offload_mib": mib, "kv_offload_path": args.path}
+    types = {"type_k": args.kv, "type_v": args.kv}
+    threads = {"n_threads": args.threads, "n_threads_batch": args.threads}
+    settings = {"n_ctx": n + args.decode + 1, "n_gpu_layers": args.gpu_layers, "verbose": False, "seed": 0}
+    return Llama(model_file(args.model), method=args.method, **settings, **types, **threads, **offload)
+
+
+def rss() -> int:
+    """Return the bytes of memory of this process that no file has."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) << 10
+
+
+def read_text(args: argparse.Namespace, n: int, path: Path) -> None:
+    """Read n tokens but for the end; leave them and the state in a file."""
+    text = args.text.read_text() if args.text else SENTENCES
+    with opened(args, n, None) as llm:
         tokens = llm.tokenize((text * (8 * n // len(text) + 1)).encode())[:n]
-        llm.eval(tokens)
-        before, start = llm.offload_usage(), time.perf_counter()
+        llm.eval(tokens[: n - args.end])
+        path.write_bytes(pickle.dumps((tokens, llm.save_state())))
+
+
+def measure(args: argparse.Namespace, n: int, mib: int | None, path: Path) -> list[str]:
+    """Return one row of the table."""
+    with opened(args, n, mib) as llm:
+        tokens, state = pickle.loads(path.read_bytes())
+        llm.load_state(state)
+        del state
+        start = time.perf_counter()
+        llm.eval(tokens[n - args.end :])
+        middle, before = time.perf_counter(), llm.offload_usage()
         for _ in islice(llm.generate([], reset=False, temp=0.8), args.decode):
             pass
-        seconds, usage, held = time.perf_counter() - start, llm.offload_usage(), llm.kv_usage().bytes
+        end, usage, whole = time.perf_counter(), llm.offload_usage(), rss()
+        held = llm.kv_usage().bytes
     hits, misses, far = (getattr(usage, name) - getattr(before, name) for name in ("hits", "misses", "far"))
     moved = (misses + far) * usage.unit_bytes / args.decode
-    rate = f"{100 * hits / (hits + misses + far):.1f} %" if hits + misses + far else ""
-    there = usage.device_bytes if usage.staged else held
-    sizes = [f"{held / MIB:.1f}", f"{there / MIB:.1f}", f"{100 * there / held:.0f} %"]
+    rate = f"{100 * hits / (hits + misses + far):.0f} %" if mib is not None else ""
     return [
         str(n),
-        "all" if slots is None else f"{slots:g}",
-        *sizes,
+        "" if mib is None else f"{mib} MiB",
+        *(f"{size / MIB:.0f} MiB" for size in (held, usage.file_bytes, whole)),
+        f"{args.end / (middle - start):.1f}",
+        f"{args.decode / (end - middle):.2f}",
         rate,
-        f"{moved / MIB:.2f}",
-        f"{args.decode / seconds:.1f}",
+        f"{moved / MIB:.1f} MiB" if mib is not None else "",
     ]
 
 
-def room(args: argparse.Namespace, options: dict, slots: float) -> int:
-    """MiB for a multiple of what a query of every head chooses at most."""
-    with Llama(model_file(args.model), method=args.method, **options, kv_offload="host") as llm:
+def sizes(args: argparse.Namespace, n: int) -> list[int]:
+    """Return the sizes of the buffer in MiB."""
+    if args.mib:
+        return args.mib
+    with opened(args, n, 1 << 14) as llm:
         usage, heads = llm.offload_usage(), llm.kv_usage().rows.size
-        return int(slots * usage.chosen * usage.unit_bytes * heads / MIB) + 1
+    return [int(float(slots) * usage.chosen * usage.unit_bytes * heads / MIB) + 1 for slots in args.slots.split(",")]
 
 
 def main() -> None:
     args = arguments()
-    head = ["tokens", "room", "K and V, MiB", "on the device, MiB", "share", "hits", "MiB moved per token", "tokens/s"]
-    room_of = [None, *(float(s) for s in args.slots.split(","))]
-    rows = [measure(args, n, slots) for n in args.tokens for slots in room_of]
-    print(f"{machine()}; {Path(args.model).name}; {args.method}; KV {args.kv}\n")
-    print(table(head, rows))
+    rows = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool,
+    ):
+        for n in args.tokens:
+            path = Path(folder) / "state"
+            pool.apply(read_text, (args, n, path))
+            rows += [pool.apply(measure, (args, n, mib, path)) for mib in (None, *sizes(args, n))]
+    print(f"{machine()}; {Path(args.model).name}; {args.method}; KV {args.kv}; kv_offload={args.where}\n")
+    print(table(HEAD, rows))
 
 
 if __name__ == "__main__":

@@ -72,6 +72,11 @@ lctx_placement::lctx_placement(const llama_model & model, const llama_memory_par
     shape_.n_staged = offload.bytes > 0 ? n_staged(offload) : 0;
     shape_.folder = offload.folder;
     for (const device & d : devices_of(model, layers, offload_kqv)) {
+        if (!offload.folder.empty() && d.buft != ggml_backend_cpu_buffer_type()) {
+            throw lctx_refusal("kv_offload='disk' is for layers on the CPU, and there are some on " +
+                               std::string(ggml_backend_dev_name(d.dev)) +
+                               "; use n_gpu_layers=0, offload_kqv=False, or kv_offload='host'");
+        }
         allocate(d, model.hparams.no_alloc);
     }
     centers_ = std::make_unique<lctx_centers>(model.hparams.no_alloc);
