@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pylongctx._arguments import check_count, has_gpu, thread_counts
+from pylongctx._arguments import check_count, has_gpu, kv_offload, thread_counts
+from pylongctx._enums import DISK
 from pylongctx._free import address_room, free_bytes
 from pylongctx._lib import InvalidInput, check, error, ffi, lib, text
 from pylongctx._log import LOG
@@ -26,7 +27,7 @@ ROWS = {
     "foreign": "windows and states",
     "compute": "compute",
 }
-MAX_SHOWN = 4
+MAX_SHOWN = 5
 BASES = [cls.name for cls in METHODS.values() if cls.role == "base"]
 SMALL_TYPE, SMALL_BATCH = "q8_0", 128  # the smallest with almost no loss
 Suggestion = tuple[bool, str]  # whether it suffices, and what to do
@@ -198,6 +199,7 @@ def suggestions(plan: Plan, longest: int) -> list[str]:
             *_smaller_types(plan),
             *_fewer_tokens(plan, longest),
             *_elsewhere(plan),
+            *_on_disk(plan),
             *_limited(plan),
             *_fewer_rows(plan),
             *_smaller_batch(plan),
@@ -263,6 +265,17 @@ def _elsewhere(plan: Plan) -> Iterator[Suggestion]:
     n_layer = _most_layers(plan)
     if n_layer > 0:
         yield True, f"n_gpu_layers={n_layer} (-ngl {n_layer}): fits"
+
+
+def _on_disk(plan: Plan) -> Iterator[Suggestion]:
+    """Yield K and V in a file, for layers on the CPU."""
+    if plan.sizes()[0].fits or plan.model_settings["n_gpu_layers"]:
+        return
+    file = kv_offload(DISK, None, None)
+    if plan.fits(method="longheads", **file):
+        (host, *_) = plan.sizes(method="longheads", **file)
+        sizes = f"{bytes_text(host.kv)} in memory, {bytes_text(host.disk)} in a file"
+        yield True, f'method="longheads", kv_offload="disk" (--kv-offload disk): {sizes}'
 
 
 def _most_layers(plan: Plan) -> int:

@@ -77,11 +77,14 @@ def _table(model: str, found: "Advice") -> Table:
 
 
 def _words(found: "Advice") -> str:
-    if not found.kv_type:
-        sizes = ", ".join(f"{bytes_text(n)} with {kv}" for kv, n in found.best.kv_bytes.items())
-        return f"This text does not fit into memory ({sizes}): use a shorter text or a smaller model."
-    given = "" if found.kv_type == "f16" else f", type_k={found.kv_type!r}, type_v={found.kv_type!r}"
-    return f"Fastest: method={found.best.method!r}{given}"
+    memory, disk = bytes_text(found.tiers.memory), bytes_text(found.tiers.disk)
+    tiers = f"method='longheads', kv_offload='disk': at most {memory} in memory, {disk} in a file"
+    if found.kv_type:
+        given = "" if found.kv_type == "f16" else f", type_k={found.kv_type!r}, type_v={found.kv_type!r}"
+        return f"Fastest: method={found.best.method!r}{given}\nLess memory: {tiers}"
+    sizes = ", ".join(f"{bytes_text(n)} with {kv}" for kv, n in found.best.kv_bytes.items())
+    way = tiers if found.tiers.fits else "use a shorter text or a smaller model"
+    return f"This text does not fit into memory ({sizes}): {way}."
 
 
 def report() -> dict[str, Any]:

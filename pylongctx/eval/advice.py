@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from pylongctx import _arguments as arguments
+from pylongctx._enums import DISK
 from pylongctx.engine.compress import compression_prefills
 from pylongctx.eval.runner import plan_of
 from pylongctx.llama import Llama
@@ -60,12 +61,22 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Tiers:
+    """Bytes of ``longheads`` with ``kv_offload="disk"``, in f16."""
+
+    memory: int  # of K, V and the index, at most
+    disk: int
+    fits: bool  # the memory, together with the weights
+
+
+@dataclass(frozen=True)
 class Advice:
     """Estimates of methods for a text of ``length`` tokens, and which one to take."""
 
     n_ctx_train: int
     length: int
     estimates: tuple[Estimate, ...]
+    tiers: Tiers
 
     @property
     def best(self) -> Estimate:
@@ -101,7 +112,7 @@ def advise(path: str, length: int | None = None, **options: Any) -> Advice:
     estimates = [Estimate(*row, *_sizes(path, row[0], _context(n), options)) for row in rows]
     if every == "full":
         estimates.append(_compressed(path, estimates[0], writing, n, options))
-    return Advice(n_train, n, tuple(estimates))
+    return Advice(n_train, n, tuple(estimates), _tiers(path, _context(n), options))
 
 
 def _compressed(path: str, full: Estimate, writing: Speed, n: int, options: dict[str, Any]) -> Estimate:
@@ -109,6 +120,14 @@ def _compressed(path: str, full: Estimate, writing: Speed, n: int, options: dict
     kept = round(KEPT * n)
     held, _ = _sizes(path, "kvzip", _context(kept), options)
     return Estimate("kvzip", full.read * (1 + compression_prefills(Kvzip())), writing.of_full(kept), held, full.fits)
+
+
+def _tiers(path: str, n_ctx: int, options: dict[str, Any]) -> Tiers:
+    options = options | {"n_ctx": n_ctx, "kv_offload": DISK, "n_gpu_layers": 0}
+    with plan_of(path, "longheads", arguments.thread_counts(None, None), options) as plan:
+        sizes = plan.sizes()
+    held, disk = sum(size.kv for size in sizes), sum(size.disk for size in sizes)
+    return Tiers(held, disk, all(size.fits for size in sizes))
 
 
 def _windows(path: str, **options: Any) -> tuple[int, int, int]:

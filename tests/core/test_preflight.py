@@ -172,6 +172,14 @@ def test_pages_in_memory_of_the_host(plan):
     assert near.k < far.k < near.k * 1.2
 
 
+def test_pages_in_a_file(plan, ffi):
+    file = {"kv_offload": lib.LCTX_OFFLOAD_AUTO, "kv_offload_folder": ffi.new("char[]", b".")}
+    near, far = (plan(CHUNKS, n_ctx=6400, **settings).sizes()[0] for settings in ({}, file))
+    assert near.disk == 0
+    assert far.disk == near.k + near.v
+    assert far.kv < 0.5 * near.kv
+
+
 def test_without_memory_nothing_runs(ffi, embedded_model, plan):
     dry = plan("full")._model.handle
     params = ffi.new("lctx_context_params *")
@@ -207,6 +215,7 @@ def test_a_large_model_is_reported_before_it_is_read(tmp_path, free):
     for line in (r"weights +13\.49 GiB", r"K +8\.00 GiB", r"V +8\.00 GiB"):
         assert re.search(rf"^{line}$", str(reason.value), re.MULTILINE)
     assert re.search(r"-ctv q8_0\): \d+\.\d\d GiB in all instead of \d+\.\d\d GiB$", str(reason.value), re.MULTILINE)
+    assert re.search(r"--kv-offload disk\): \d\.\d\d GiB in memory, 16\.00 GiB in a file$", str(reason.value), re.M)
     free(4 * 2**30)
     with pytest.raises(MemoryError, match=r"the weights alone take 13\.49 GiB"):
         new(path, n_ctx=512)

@@ -9,7 +9,7 @@ from tiny_gguf import make_model
 
 from pylongctx.cli import main
 from pylongctx.eval import advice
-from pylongctx.eval.advice import Advice, Speed, advise, measure
+from pylongctx.eval.advice import Advice, Speed, Tiers, advise, measure
 
 READ, WRITE = Speed(1e-3, 1e-6, 1e-8), Speed(2e-3, 1e-7, 1e-9)
 
@@ -58,6 +58,14 @@ def test_bytes_are_those_that_a_context_takes(embedded_model, known_speed):
     assert found.kv_type == "f16"
 
 
+def test_a_file_takes_what_memory_does_not(embedded_model, known_speed):
+    tiers = advise(str(embedded_model), 20_000).tiers
+    full = next(one for one in advise(str(embedded_model), 20_000).estimates if one.method == "dca")
+    assert tiers.fits
+    assert 2 * tiers.memory < full.kv_bytes["f16"]
+    assert tiers.disk == pytest.approx(full.kv_bytes["f16"], rel=0.02)
+
+
 def test_a_compressed_text_is_read_and_replayed_and_takes_a_part(embedded_model, known_speed):
     full, _, kvzip = advise(str(embedded_model), 500).estimates
     assert kvzip.read == pytest.approx(2.5 * full.read)
@@ -74,7 +82,7 @@ def test_a_smaller_type_where_f16_does_not_fit():
     sizes = {"f16": 10, "q8_0": 5, "q4_0": 3}
     for kv_type, fitting in (("q8_0", ("q8_0", "q4_0")), ("q4_0", ("q4_0",)), ("", ())):
         one = advice.Estimate("full", 1.0, 1.0, sizes, {kv: kv in fitting for kv in sizes})
-        assert Advice(512, 100, (one,)).kv_type == kv_type
+        assert Advice(512, 100, (one,), Tiers(1, 10, fits=True)).kv_type == kv_type
 
 
 def test_a_measured_speed_is_a_number_of_this_machine(embedded_model):
