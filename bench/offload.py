@@ -4,19 +4,21 @@
 
 A text is read once, without offload, but for its end. Then every setting loads that state in a process of its own,
 reads the end and generates tokens. The buffer is given in MiB, or in multiples of what a query selects at most. RSS is
-without pages of files. Without a GPU the CPU stands for both sides of "host": what is counted is the same, the time is
-not.
+without pages of files, after the first generated token and after the last. Without a GPU the CPU stands for both sides
+of "host": what is counted is the same, the time is not.
 """
 
 import argparse
 import multiprocessing
 import pickle
 import re
+import struct
 import tempfile
 import time
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 from geometries import model_file
 from report import machine, table
 
@@ -26,12 +28,15 @@ from pylongctx.eval.haystack import SENTENCES
 from pylongctx.models import embedded_model
 
 MIB = 2**20
+STEP = 512  # tokens
+HEADER = 4096  # bytes of a slice that say which rows it has, and more
 HEAD = [
     "tokens",
     "buffer",
     "K and V",
     "file",
     "RSS",
+    "at the end",
     "prompt, tokens/s",
     "tokens/s",
     "hits",
@@ -53,6 +58,7 @@ def arguments() -> argparse.Namespace:
     add("--mib", type=int_list, help="sizes of the buffer")
     add("--slots", default="1,2,4", help="else sizes, in multiples of what a query selects at most")
     add("--kv", default="f16")
+    add("--fill", action="store_true", help="repeat the rows of the first 512 tokens instead of reading a text")
     add("--threads", type=int)
     add("-ngl", "--gpu-layers", type=int, default=0)
     return parser.parse_args()
@@ -82,26 +88,39 @@ def read_text(args: argparse.Namespace, n: int, path: Path) -> None:
         path.write_bytes(pickle.dumps((tokens, llm.save_state())))
 
 
+def fill(llm: Llama, tokens: list[int]) -> None:
+    """Give the tokens the rows of the first ones: memory and time are those of a text, answers are not."""
+    session = llm.session
+    llm.eval(tokens[:STEP])
+    rows = session.context.slice(0, STEP)
+    at = rows[:HEADER].tobytes().index(struct.pack("<2i", 0, STEP))
+    for first in range(STEP, len(tokens), STEP):
+        rows[at : at + 8] = np.frombuffer(struct.pack("<2i", first, first + STEP), np.uint8)
+        session.append(np.asarray(tokens[first : first + STEP], np.int32), rows)
+
+
 def measure(args: argparse.Namespace, n: int, mib: int | None, path: Path) -> list[str]:
     """Return one row of the table."""
     with opened(args, n, mib) as llm:
-        tokens, state = pickle.loads(path.read_bytes())
-        llm.load_state(state)
-        del state
+        if args.fill:
+            tokens = llm.tokenize((SENTENCES * (8 * n // len(SENTENCES) + 1)).encode())[:n]
+            fill(llm, tokens[: n - args.end])
+        else:
+            tokens, state = pickle.loads(path.read_bytes())
+            llm.load_state(state)
+            del state
         start = time.perf_counter()
         llm.eval(tokens[n - args.end :])
         middle, before = time.perf_counter(), llm.offload_usage()
-        for _ in islice(llm.generate([], reset=False, temp=0.8), args.decode):
-            pass
-        end, usage, whole = time.perf_counter(), llm.offload_usage(), rss()
-        held = llm.kv_usage().bytes
+        held = [rss() for _ in islice(llm.generate([], reset=False, temp=0.8), args.decode)]
+        end, usage, rows = time.perf_counter(), llm.offload_usage(), llm.kv_usage().bytes
     hits, misses, far = (getattr(usage, name) - getattr(before, name) for name in ("hits", "misses", "far"))
     moved = (misses + far) * usage.unit_bytes / args.decode
     rate = f"{100 * hits / (hits + misses + far):.0f} %" if mib is not None else ""
     return [
         str(n),
         "" if mib is None else f"{mib} MiB",
-        *(f"{size / MIB:.0f} MiB" for size in (held, usage.file_bytes, whole)),
+        *(f"{size / MIB:.0f} MiB" for size in (rows, usage.file_bytes, held[0], held[-1])),
         f"{args.end / (middle - start):.1f}",
         f"{args.decode / (end - middle):.2f}",
         rate,
@@ -127,7 +146,8 @@ def main() -> None:
     ):
         for n in args.tokens:
             path = Path(folder) / "state"
-            pool.apply(read_text, (args, n, path))
+            if not args.fill:
+                pool.apply(read_text, (args, n, path))
             rows += [pool.apply(measure, (args, n, mib, path)) for mib in (None, *sizes(args, n))]
     print(f"{machine()}; {Path(args.model).name}; {args.method}; KV {args.kv}; kv_offload={args.where}\n")
     print(table(HEAD, rows))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from llamas import TEXT, new
 
+from pylongctx.drafts.speculative import LlamaPromptLookupDecoding
 from pylongctx.errors import InvalidInput, LctxError
 from pylongctx.models import embedded_model
 
@@ -186,3 +187,85 @@ def test_a_folder_that_cannot_have_a_file_is_refused(tmp_path, folder, reason):
 def test_summaries_are_refused():
     with pytest.raises(InvalidInput, match=r"needs an index of the keys.*representation=keys2"):
         new(embedded_model(), **SIZES | {"method": "longheads,representation=minmax"}, kv_offload="disk")
+
+
+# ---- what else a context does ----
+
+FILE = {"kv_offload": "disk", "kv_offload_mib": 2}
+SMALL = SIZES | {"method": "longheads,window=512", "n_batch": 256, "n_ubatch": 256}
+STORY = (TEXT * 80).decode()
+
+
+def answers(do, tmp_path) -> list:
+    """Return what do(Llama's arguments) returns without a file and with one."""
+    return [do(SMALL | file) for file in ({}, FILE | {"kv_offload_path": tmp_path})]
+
+
+def answer(llm, prompt=STORY, n=12) -> str:
+    return llm(prompt, max_tokens=n, temperature=0)["choices"][0]["text"]
+
+
+def test_a_store_gives_its_rows_to_a_file(tmp_path):
+    def do(arguments):
+        store = {"kv_store": tmp_path / f"kv{'kv_offload' in arguments}"}
+        with new(embedded_model(), **arguments, **store) as llm:
+            first = answer(llm)
+        with new(embedded_model(), **arguments, **store) as llm:
+            return first, answer(llm), llm.kv_store_usage().tokens
+
+    plain, file = answers(do, tmp_path)
+    assert file == plain
+    assert plain[0] == plain[1]
+    assert plain[2] > 1000
+
+
+def test_sequences_rewinds_and_states(tmp_path):
+    def do(arguments):
+        with new(embedded_model(), **arguments, n_parallel=3) as llm:
+            found = [
+                one["choices"][0]["text"]
+                for one in llm.complete_many([STORY, STORY[:4000], STORY[200:]], max_tokens=6, temperature=0)
+            ]
+            llm.reset()
+            llm.eval(llm.tokenize(STORY.encode())[:1500])
+            state = llm.save_state()
+            found += [answer(llm, STORY[:2000]), answer(llm, STORY[:2000] + " And"), answer(llm)]
+            llm.load_state(state)
+            return [*found, answer(llm)]
+
+    plain, file = answers(do, tmp_path)
+    assert file == plain
+
+
+@pytest.mark.parametrize("n_tokens", [3, 8])
+def test_drafts_are_verified(tmp_path, n_tokens):
+    def do(arguments):
+        with new(embedded_model(), **arguments, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=n_tokens)) as llm:
+            return answer(llm, n=32)
+
+    plain, file = answers(do, tmp_path)
+    assert file == plain
+
+
+def test_drafts_read_the_buffer_and_their_check_reads_the_file(tmp_path):
+    """A text is the same with drafts and without, since rows of a verified token do not depend on the buffer."""
+    arguments = SMALL | FILE | {"kv_offload_path": tmp_path, "deterministic": True}
+    exact = arguments | {"method": "longheads,window=512,position=full,select_from=4096"}
+    with new(embedded_model(), **exact) as llm:
+        want = answer(llm, n=32)
+    with new(embedded_model(), **arguments | {"method": "full"}, draft="longheads,window=512") as llm:
+        assert answer(llm, n=32) == want
+        assert llm.offload_usage().read_bytes > 0
+
+
+def test_chunks_that_were_read_are_traced(tmp_path):
+    def do(arguments):
+        with new(embedded_model(), **arguments) as llm:
+            tokens = llm.tokenize(STORY.encode())[:1600]
+            context = llm.session.context
+            context.start_trace(1590, 1600)
+            llm.eval(tokens)
+            return context.read_trace()[1]
+
+    plain, file = answers(do, tmp_path)
+    np.testing.assert_array_equal(file, plain)
