@@ -1,5 +1,5 @@
-// *fetch*: bring the units that the batch reads close, the least recently read ones making room.
-#include "../ops/cache.h"
+// *fetch*: bring the units that the batch reads close, those that were read in fewer of the last batches making room.
+#include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "kernels.h"
 
@@ -15,23 +15,39 @@ struct job {
     int32_t key, unit;
 };
 
-struct head {
-    const lctx_fetch_args & a;
-    int32_t index;
-    want * wanted;    // [n_key]
-    int32_t * order;  // [n_staged]
-    job * jobs;       // [n_key]
-    int32_t n_job = 0, n_far = 0;
-    lctx_staging r = a.staging_of(index);
+// A key, or the first one of some frames.
+struct ranked {
+    int32_t worth, index;
 };
 
-size_t wanted_size(const lctx_fetch_args & a) {
-    return GGML_PAD((size_t)a.n_key(), sizeof(job));
-}
+// Per-thread scratch, laid out in the work buffer.
+struct scratch {
+    job * jobs;        // [n_key]
+    ranked * missing;  // [n_key]
+    ranked * frames;   // [n_staged]
+    want * wanted;     // [n_key]
 
-size_t scratch_size(const lctx_fetch_args & a) {
-    return wanted_size(a) + GGML_PAD(a.params.n_staged, 2) * sizeof(int32_t) + a.n_key() * sizeof(job);
-}
+    static size_t size(const lctx_fetch_args & a) {
+        const size_t n_key = a.n_key();
+        return GGML_PAD(n_key * (sizeof(job) + sizeof(ranked) + sizeof(want)) + a.params.n_staged * sizeof(ranked),
+                        LCTX_CACHE_LINE);
+    }
+    scratch(char * base, const lctx_fetch_args & a)
+        : jobs((job *)base),
+          missing((ranked *)(jobs + a.n_key())),
+          frames(missing + a.n_key()),
+          wanted((want *)(frames + a.params.n_staged)) {}
+};
+
+struct head : scratch {
+    const lctx_fetch_args & a;
+    int32_t index;
+    int32_t n_job = 0, n_far = 0;
+    lctx_staging r;
+
+    head(const scratch & w, const lctx_fetch_args & a, int32_t index)
+        : scratch(w), a(a), index(index), r(a.staging_of(index)) {}
+};
 
 void mark(const head & h, const lctx_segment & segment, bool is_run) {
     const lctx_fetch_args & a = h.a;
@@ -67,17 +83,24 @@ void mark(const head & h) {
     }
 }
 
-// Find what is there already: it stays, and is not wanted any more.
+// Find what is there already: it stays, and is not wanted any more. Units of a page that lie apart come again with it.
 void find(const head & h) {
     const int of_page = h.a.of_page();
+    for (int32_t key = 0; key < h.a.n_key(); key++) {
+        if (h.wanted[key] != NOT) {
+            h.r.read(key);
+        }
+    }
     for (int frame = 0; frame < h.r.n_staged; frame++) {
         const int32_t key = h.r.keys()[frame];
-        if (key < 0 || h.wanted[key] == NOT ||
-            (h.wanted[key] == WITH_PAGE && !h.r.has_page(frame - frame % of_page, of_page))) {
+        if (key < 0 || h.wanted[key] == NOT) {
+            continue;
+        }
+        if (h.wanted[key] == WITH_PAGE && !h.r.has_page(frame - frame % of_page, of_page)) {
+            h.a.forget(h.index, key);
             continue;
         }
         h.wanted[key] = NOT;
-        h.r.last_used()[frame] = h.r.clock();
         h.r.n_hit()++;
     }
 }
@@ -90,7 +113,6 @@ void put(head & h, int32_t key, int32_t frame) {
     a.forget(h.index, key);
     a.entry(h.index, key) = a.near_unit(h.index, frame);
     h.r.keys()[frame] = key;
-    h.r.last_used()[frame] = h.r.clock();
     h.r.n_miss()++;
     h.jobs[h.n_job++] = {key, a.near_unit(h.index, frame)};
 }
@@ -108,38 +130,42 @@ void pass(head & h, int32_t key) {
     h.jobs[h.n_job++] = {key, a.entry(h.index, key)};
 }
 
-// The frames that are not read now, n at a time, those first that were not for the longest time; returns how many.
-int sort_frames(const head & h, int n) {
-    int n_free = 0;
-    for (int frame = 0; frame < h.r.n_staged; frame += n) {
-        if (h.r.last_used(frame, n) < h.r.clock()) {
-            h.order[n_free++] = frame;
+// The frames that are not read now, n at a time, by what their units are worth; returns how many.
+int32_t rank_frames(const head & h, int n) {
+    int32_t n_free = 0;
+    for (int32_t frame = 0; frame < h.r.n_staged; frame += n) {
+        const int32_t worth = h.r.worth_of_frames(frame, n);
+        if (worth < lctx_staging::MOST_WORTH) {
+            h.frames[n_free++] = {worth, frame};
         }
     }
-    std::sort(h.order, h.order + n_free, [&](int32_t a, int32_t b) {
-        const int32_t age_a = h.r.last_used(a, n), age_b = h.r.last_used(b, n);
-        return age_a != age_b ? age_a < age_b : a < b;
-    });
+    std::stable_sort(h.frames, h.frames + n_free, [](const ranked & x, const ranked & y) { return x.worth < y.worth; });
     return n_free;
 }
 
-// Bring what is wanted so and missing, n units at a time.
-void bring(head & h, want kind, int n) {
-    int n_free = -1, next = 0;
+// What is wanted so and missing, n units at a time, the worthiest first; returns how many.
+int32_t rank_missing(const head & h, want kind, int n) {
+    int32_t n_missing = 0;
     for (int32_t key = 0; key < h.a.n_key(); key += n) {
-        if (h.wanted[key] != kind) {
-            continue;
+        if (h.wanted[key] == kind) {
+            h.missing[n_missing++] = {kind == WITH_PAGE ? lctx_staging::MOST_WORTH : h.r.worth(key), key};
         }
-        n_free = n_free < 0 ? sort_frames(h, n) : n_free;
-        for (int i = 0; i < n; i++) {
-            if (next < n_free) {
-                put(h, key + i, h.order[next] + i);
-            } else {
-                pass(h, key + i);
-            }
-        }
-        next++;
     }
+    std::stable_sort(h.missing, h.missing + n_missing,
+                     [](const ranked & x, const ranked & y) { return x.worth > y.worth; });
+    return n_missing;
+}
+
+// Bring what is wanted so and missing: a unit takes the place of one that is not worth more.
+void bring(head & h, want kind, int n) {
+    const int32_t n_missing = rank_missing(h, kind, n), n_free = n_missing > 0 ? rank_frames(h, n) : 0;
+    for (int32_t i = 0; i < n_missing; i++) {
+        const bool has_room = i < n_free && h.frames[i].worth <= h.missing[i].worth;
+        for (int32_t unit = 0; unit < n; unit++) {
+            has_room ? put(h, h.missing[i].index + unit, h.frames[i].index + unit) : pass(h, h.missing[i].index + unit);
+        }
+    }
+    std::sort(h.jobs, h.jobs + h.n_job, [](const job & x, const job & y) { return x.key < y.key; });
 }
 
 // ---- bytes ----
@@ -211,14 +237,13 @@ void read(const head & h) {
 }  // namespace
 
 size_t lctx_cpu_fetch_wsize(const lctx_fetch_args & args, int n_tasks) {
-    return scratch_size(args) * n_tasks;
+    return scratch::size(args) * n_tasks;
 }
 
 void lctx_cpu_fetch(const ggml_compute_params * params, const lctx_fetch_args & args) {
-    char * scratch = (char *)params->wdata + params->ith * scratch_size(args);
+    const scratch w((char *)params->wdata + params->ith * scratch::size(args), args);
     for (int index = params->ith; index < args.n_head_kv; index += params->nth) {
-        head h = {args, index, (want *)scratch, (int32_t *)(scratch + wanted_size(args)), nullptr};
-        h.jobs = (job *)(h.order + GGML_PAD(args.params.n_staged, 2));
+        head h(w, args, index);
         mark(h);
         h.r.clock()++;
         find(h);

@@ -1,6 +1,6 @@
-// *fetch*: bring the units that the batch reads close, the least recently read ones making room. One block of threads
-// per KV head decides, then one launch copies all units of the layer; where they come from may be memory of the host
-// that the device can read.
+// *fetch*: bring the units that the batch reads close, those that were read in fewer of the last batches making room.
+// One block of threads per KV head decides, then one launch copies all units of the layer; where they come from may be
+// memory of the host that the device can read.
 #include "../ops/cache.h"
 #include "expand.h"
 #include "kernels.h"
@@ -36,6 +36,7 @@ struct head {
     lctx_staging r;
     bits pages;  // that runs read
     bits units;  // that are read in addition to these
+    bits found;  // of these pages
     int * sums;  // of lctx_block_scan
 };
 
@@ -60,23 +61,34 @@ __device__ void mark(const head & h) {
     __syncthreads();
 }
 
-// Find what is there already: it stays, and is not wanted any more.
+// Find what is there already: it stays, and is not wanted any more. Units of a page that lie apart come again with it.
 __device__ void find(const head & h) {
     const int n = h.a.of_page();
+    for (int key = (int)threadIdx.x; key < h.a.n_key(); key += THREADS) {
+        if (h.pages.has(key / n) || h.units.has(key)) {
+            h.r.read(key);
+        }
+    }
+    __syncthreads();
     for (int frame = (int)threadIdx.x * n; frame < h.r.n_staged; frame += THREADS * n) {
         const int page = h.r.has_page(frame, n) ? h.r.keys()[frame] / n : -1;
         const bool all = page >= 0 && h.pages.has(page);
-        if (all) {
-            h.pages.remove(page, 1);
-        }
         for (int i = frame; i < frame + n; i++) {
             const int key = h.r.keys()[i];
-            if (all || (key >= 0 && h.units.has(key))) {
+            if (!all && key >= 0 && h.pages.has(key / n)) {
+                h.a.forget(h.index, key);
+            } else if (all || (key >= 0 && h.units.has(key))) {
                 h.units.remove(key, 1);
-                h.r.last_used()[i] = h.r.clock();
                 atomicAdd(&h.r.n_hit(), 1);
             }
         }
+        if (all) {
+            h.found.add(page);
+        }
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < bits::n_word(h.a.n_seq * h.a.n_page_max); i += THREADS) {
+        h.pages.words[i] &= ~h.found.words[i];
     }
     __syncthreads();
 }
@@ -106,24 +118,106 @@ template <typename Is> __device__ int count(const head & h, int n, Is && is) {
     return all;
 }
 
-// The n groups of frames that were not read for the longest time, as jobs from number `base` on.
-__device__ void choose_frames(const head & h, int base, int n, int step) {
-    const int n_group = h.r.n_staged / step;
-    const auto age = [&](int i) { return h.r.last_used(i * step, step); };
-    int least = -1, most = h.r.clock() - 1;  // when the last one of them was read
+// The same of what is in some bits, which are few.
+template <typename F> __device__ void each_bit(unsigned word, int first, F && f) {
+    for (; word != 0; word &= word - 1) {
+        f(first + __popc((word & (~word + 1)) - 1));
+    }
+}
+
+template <typename Is> __device__ int count(const head & h, const bits & of, int n, Is && is) {
+    int mine = 0, all;
+    for (int i = (int)threadIdx.x; i < bits::n_word(n); i += THREADS) {
+        each_bit(of.words[i], 32 * i, [&](int x) { mine += is(x); });
+    }
+    lctx_block_scan(mine, h.sums, all);
+    return all;
+}
+
+template <typename Is, typename Put>
+__device__ int compact(const head & h, const bits & of, int n, int first, Is && is, Put && put) {
+    for (int i0 = 0; i0 < bits::n_word(n); i0 += THREADS) {
+        const int i = i0 + (int)threadIdx.x;
+        const unsigned word = i < bits::n_word(n) ? of.words[i] : 0;
+        int mine = 0, all;
+        each_bit(word, 32 * i, [&](int x) { mine += is(x); });
+        int at = first + lctx_block_scan(mine, h.sums, all);
+        each_bit(word, 32 * i, [&](int x) {
+            if (is(x)) {
+                put(at++, x);
+            }
+        });
+        first += all;
+    }
+    return first;
+}
+
+// Return the least x of [-1, most] for which is(x), which holds from there on, or `most`. All threads call.
+template <typename Is> __device__ int first_of(int most, Is && is) {
+    int least = -1;
     while (least < most) {
         const int middle = least + (most - least) / 2;
-        const bool enough = count(h, n_group, [&](int i) { return age(i) <= middle; }) >= n;
-        least = enough ? least : middle + 1, most = enough ? middle : most;
+        const bool holds = is(middle);
+        most = holds ? middle : most, least = holds ? least : middle + 1;
     }
-    const auto put = [&](int at, int i) {
-        for (int x = 0; at < n && x < step; x++) {
-            h.out.job(h.index, base + at * step + x)[0] = i * step + x;
-        }
-    };
-    const int older = compact(h, n_group, 0, [&](int i) { return age(i) < least; }, put);
-    compact(h, n_group, older, [&](int i) { return age(i) == least; }, put);
+    return least;
 }
+
+// What is missing, `step` units at a time, and the frames that may be left for it.
+struct exchange {
+    const head & h;
+    const bits & missing;
+    int step;
+
+    __device__ int n_key() const { return h.a.n_key() / step; }
+    __device__ int n_group() const { return h.r.n_staged / step; }
+    __device__ int worth(int i) const { return step > 1 ? lctx_staging::MOST_WORTH : h.r.worth(i); }
+    __device__ int worth_of_frames(int i) const { return h.r.worth_of_frames(i * step, step); }
+    // Of those missing, how many are worth x or more, and how many groups of frames x or less, but are not read now.
+    __device__ int n_missing(int x) const {
+        return count(h, missing, n_key(), [&](int i) { return worth(i) >= x; });
+    }
+    __device__ int n_frames(int x) const {
+        x = lctx_min(x, lctx_staging::MOST_WORTH - 1);
+        return count(h, n_group(), [&](int i) { return worth_of_frames(i) <= x; });
+    }
+    // Return how many come: the worthiest of those missing take the frames that are worth least while these are not
+    // worth more. The number is greatest where as many want to come as may.
+    __device__ int n_coming() const {
+        const int x = first_of(lctx_staging::MOST_WORTH, [&](int x) { return n_frames(x) >= n_missing(x); });
+        const int at = lctx_min(n_frames(x), n_missing(x));
+        return x >= 0 ? lctx_max(at, lctx_min(n_frames(x - 1), n_missing(x - 1))) : at;
+    }
+    // As jobs from number `base` on: the n groups of frames that are worth least.
+    __device__ void choose_frames(int base, int n) const {
+        const int x = first_of(lctx_staging::MOST_WORTH, [&](int x) { return n_frames(x) >= n; });
+        const auto put = [&](int at, int i) {
+            for (int unit = 0; at < n && unit < step; unit++) {
+                h.out.job(h.index, base + at * step + unit)[0] = i * step + unit;
+            }
+        };
+        const int less = compact(h, n_group(), 0, [&](int i) { return worth_of_frames(i) < x; }, put);
+        compact(h, n_group(), less, [&](int i) { return worth_of_frames(i) == x; }, put);
+    }
+    // And the n worthiest of those missing; the others are read where they are.
+    __device__ void choose_missing(int base, int n) const {
+        const int x = first_of(lctx_staging::MOST_WORTH, [&](int x) { return n_missing(x + 1) < n; });
+        const auto put = [&](int at, int i) {
+            for (int unit = 0; unit < step; unit++) {
+                const int key = i * step + unit;
+                if (at < n) {
+                    h.out.job(h.index, base + at * step + unit)[1] = key;
+                } else {
+                    h.a.forget(h.index, key);
+                    h.a.entry(h.index, key) = h.a.far_unit(h.index, key);
+                }
+            }
+        };
+        const int more = compact(h, missing, n_key(), 0, [&](int i) { return worth(i) > x; }, put);
+        const int equal = compact(h, missing, n_key(), more, [&](int i) { return worth(i) == x; }, put);
+        compact(h, missing, n_key(), equal, [&](int i) { return worth(i) < x; }, put);
+    }
+};
 
 // The jobs from number `base` on: who was there goes, then the others come.
 __device__ void settle(const head & h, int base, int n) {
@@ -141,35 +235,21 @@ __device__ void settle(const head & h, int base, int n) {
         const int32_t * job = h.out.job(h.index, base + i);
         a.entry(h.index, job[1]) = a.near_unit(h.index, job[0]);
         h.r.keys()[job[0]] = job[1];
-        h.r.last_used()[job[0]] = h.r.clock();
     }
 }
 
 // Bring what is missing, `step` units at a time; all threads call.
 __device__ void bring(const head & h, const bits & missing, int step) {
-    const lctx_fetch_args & a = h.a;
-    const int n_key = a.n_key() / step, base = h.out.n(h.index);
-    const auto is_missing = [&](int i) { return missing.has(i); };
-    const int n_missing = count(h, n_key, is_missing);
+    const exchange e = {h, missing, step};
+    const int base = h.out.n(h.index), n_missing = e.n_missing(0);
     if (n_missing == 0) {
         return;
     }
-    const int n_free =
-        count(h, h.r.n_staged / step, [&](int i) { return h.r.last_used(i * step, step) < h.r.clock(); });
-    const int n = lctx_min(n_missing, n_free);
+    const int n = e.n_coming();
     if (n > 0) {
-        choose_frames(h, base, n, step);
+        e.choose_frames(base, n);
     }
-    compact(h, n_key, 0, is_missing, [&](int at, int i) {
-        for (int key = i * step; key < i * step + step; key++) {
-            if (at < n) {
-                h.out.job(h.index, base + at * step + key % step)[1] = key;
-            } else {
-                a.forget(h.index, key);
-                a.entry(h.index, key) = a.far_unit(h.index, key);
-            }
-        }
-    });
+    e.choose_missing(base, n);
     __syncthreads();
     settle(h, base, n * step);
     if (threadIdx.x == 0) {
@@ -183,10 +263,10 @@ __device__ void bring(const head & h, const bits & missing, int step) {
 __global__ void decide(const lctx_fetch_args a, const jobs out) {
     lctx_begin();
     __shared__ int sums[LCTX_WARP];
-    const int index = (int)blockIdx.x, n_page = bits::n_word(a.n_seq * a.n_page_max),
-              n_word = n_page + bits::n_word(a.n_key());
+    const int index = (int)blockIdx.x, n_page = bits::n_word(a.n_seq * a.n_page_max), n_unit = bits::n_word(a.n_key()),
+              n_word = 2 * n_page + n_unit;
     auto * words = (unsigned *)lctx_shared();
-    const head h = {a, out, index, a.staging_of(index), {words}, {words + n_page}, sums};
+    const head h = {a, out, index, a.staging_of(index), {words}, {words + n_page}, {words + n_page + n_unit}, sums};
     for (int i = (int)threadIdx.x; i < n_word; i += THREADS) {
         words[i] = 0;
     }
@@ -233,7 +313,7 @@ size_t lctx_cuda_fetch_wsize(const lctx_cuda_device &, const lctx_fetch_args & a
 }
 
 size_t lctx_cuda_fetch_shared(const lctx_fetch_args & args) {
-    return (bits::n_word(args.n_seq * args.n_page_max) + bits::n_word(args.n_key())) * sizeof(unsigned);
+    return (2 * bits::n_word(args.n_seq * args.n_page_max) + bits::n_word(args.n_key())) * sizeof(unsigned);
 }
 
 void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args) {

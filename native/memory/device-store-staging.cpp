@@ -5,11 +5,11 @@ void lctx_device_store::init_staging() {
     if (!staging) {
         return;
     }
-    ggml_backend_tensor_memset(staging, 0xff, 0, ggml_nbytes(staging));
+    ggml_backend_tensor_memset(staging, 0, 0, ggml_nbytes(staging));
     ggml_backend_tensor_memset(staging_table, 0xff, 0, ggml_nbytes(staging_table));
-    const int32_t header[lctx_staging::HEADER] = {};
     for (int32_t head = 0; head < n_head; head++) {
-        ggml_backend_tensor_set(staging, header, head * staging->nb[1], sizeof(header));
+        ggml_backend_tensor_memset(staging, 0xff, head * staging->nb[1] + lctx_staging::HEADER * sizeof(int32_t),
+                                   shape_.n_staged * sizeof(int32_t));
     }
 }
 
@@ -23,7 +23,7 @@ void lctx_device_store::forget_staged(int32_t seq) {
         const lctx_staging r = {&data[head * staging->ne[0]], shape_.n_staged};
         for (int32_t frame = 0; frame < r.n_staged; frame++) {
             if (r.keys()[frame] >= 0 && r.keys()[frame] / staging_table->ne[0] == seq) {
-                r.keys()[frame] = r.last_used()[frame] = -1;
+                r.keys()[frame] = -1;
             }
         }
     }

@@ -40,7 +40,8 @@ lctx_device_store::lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer
         const int64_t n_staged = (int64_t)n_head * shape.n_staged << shape.unit_shift();
         k_staged = add("lctx_k_staged", shape.type_k, shape.head_dim_k, n_staged);
         v_staged = add("lctx_v_staged", shape.type_v, shape.head_dim_v, n_staged);
-        staging = add("lctx_staging", GGML_TYPE_I32, lctx_staging::size(shape.n_staged), n_head);
+        staging = add("lctx_staging", GGML_TYPE_I32,
+                      lctx_staging::size(shape.n_staged, table->ne[0] * shape.of_page() * shape.n_seq), n_head);
         staging_table = add("lctx_staging_table", GGML_TYPE_I32, table->ne[0] * shape.of_page(), n_head, shape.n_seq);
         if (!shape.folder.empty()) {
             const auto by_heads = [](const auto & a, const auto & b) { return a.n < b.n; };

@@ -254,7 +254,7 @@ struct lctx_fetch_args {
         const lctx_staging r = staging_of(head);
         const int32_t frame = entry(head, key) - near_unit(head, 0);
         if (frame >= 0 && frame < r.n_staged) {
-            r.keys()[frame] = r.last_used()[frame] = -1;
+            r.keys()[frame] = -1;
         }
         entry(head, key) = -1;
     }

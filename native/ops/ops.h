@@ -256,7 +256,7 @@ ggml_tensor * lctx_evict(ggml_context * ctx, ggml_tensor * k_pool, ggml_tensor *
                          ggml_tensor * held, ggml_tensor * due, ggml_tensor * budgets, ggml_tensor * summaries,
                          ggml_tensor * index, const lctx_retain & retain, int32_t chunk_size, int32_t index_bits);
 
-// Bring the units that the batch reads close, where there is room: the least recently read ones make room.
+// Bring the units that the batch reads close, where there is room: those that are worth less make it (staging.h).
 //   segs:       result of lctx_select; chunk_size, n_run, tiles: as of lctx_attend_params; n_tokens: of the ubatch
 //   k:          result of lctx_store into the pool of all pages; v_pool, table: as there
 //   k_staged: as k_pool [head_dim_k, n_head_kv*n_staged << shift]: head h has the units from h*n_staged on; v_staged
