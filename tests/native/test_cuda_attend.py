@@ -229,3 +229,20 @@ def test_rows_in_memory_of_the_host(open_session, tokens, name):
     assert min(info.n_hit, info.n_miss - n_heads * n_units, info.n_far) > 0
     np.testing.assert_array_equal(answers[1], answers[0])
     np.testing.assert_array_equal(answers[2], answers[0])
+
+
+def test_the_same_units_stay(open_session, tokens, emulated):
+    """What a buffer keeps is decided as on the CPU."""
+    sizes = {"n_ctx": 320, "n_batch": 64, "n_ubatch": 32, "n_threads": 1, "n_threads_batch": 1}
+    room, counts = 2 * 2 * 12 * 16 * 2 * 16 * 4, []  # bytes: layers, heads, units, rows, K and V, channels, f32
+    for go_back in (emulated, list):
+        session = open_session("llama", FETCHED["longheads-keys"], kv_offload=room, **sizes)
+        session.decode(tokens[:192], 32)
+        session.decode(tokens[192:236], 1)
+        info = session.ffi.new("lctx_offload_info *")
+        assert session.lib.lctx_offload_usage(session.ctx, info) == session.lib.LCTX_OK
+        counts.append((info.n_staged, info.n_hit, info.n_miss, info.n_far))
+        go_back()
+    np.testing.assert_allclose(counts[0], counts[1], rtol=0.02)  # a sum that is rounded otherwise may choose otherwise
+    n_staged, n_hit, n_miss, _ = counts[0]
+    assert n_hit > n_miss > 4 * n_staged  # heads of all layers: units have made room for others
