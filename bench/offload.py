@@ -1,21 +1,21 @@
-"""What kv_offload costs and saves: seconds, memory, and how often a token finds its chunks in the buffer.
+"""What kv_offload costs and saves: memory, seconds, and how often a token finds its chunks in the buffer.
 
     python bench/offload.py --model qwen2.5-coder-1.5b --text emma.txt --tokens 32768 --where disk --mib 32,128
 
-A text is read once, without offload, but for its end. Then every setting loads that state in a process of its own,
-reads the end and generates tokens. The buffer is given in MiB, or in multiples of what a query selects at most. RSS is
-without pages of files, after the first generated token and after the last. Without a GPU the CPU stands for both sides
-of "host": what is counted is the same, the time is not.
+A text is read once, but for its end. Then every setting loads that state in a process of its own, as does a Llama
+without offload, and both read the end and the next tokens by turns: speeds are ratios of these two. The buffer is given
+in MiB, or in multiples of what a query selects at most. RSS is without pages of files, before the second Llama is
+opened; with --alone after one token, and after all. Without a GPU the CPU stands for both sides of "host".
 """
 
 import argparse
 import multiprocessing
 import pickle
 import re
+import statistics
 import struct
 import tempfile
 import time
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,19 +29,9 @@ from pylongctx.models import embedded_model
 
 MIB = 2**20
 STEP = 512  # tokens
+TURN = 128  # tokens of the end that one reads before the other does
 HEADER = 4096  # bytes of a slice that say which rows it has, and more
-HEAD = [
-    "tokens",
-    "buffer",
-    "K and V",
-    "file",
-    "RSS",
-    "at the end",
-    "prompt, tokens/s",
-    "tokens/s",
-    "hits",
-    "read",
-]
+HEAD = ["tokens", "buffer", "K and V", "file", "RSS", "at the end", "prompt", "token", "hits", "read per token"]
 
 
 def arguments() -> argparse.Namespace:
@@ -59,6 +49,7 @@ def arguments() -> argparse.Namespace:
     add("--slots", default="1,2,4", help="else sizes, in multiples of what a query selects at most")
     add("--kv", default="f16")
     add("--fill", action="store_true", help="repeat the rows of the first 512 tokens instead of reading a text")
+    add("--alone", action="store_true", help="no second Llama, for one that does not fit into memory")
     add("--threads", type=int)
     add("-ngl", "--gpu-layers", type=int, default=0)
     return parser.parse_args()
@@ -79,53 +70,72 @@ def rss() -> int:
     return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) << 10
 
 
-def read_text(args: argparse.Namespace, n: int, path: Path) -> None:
-    """Read n tokens but for the end; leave them and the state in a file."""
+def text_tokens(args: argparse.Namespace, llm: Llama, n: int) -> list[int]:
     text = args.text.read_text() if args.text else SENTENCES
+    return llm.tokenize((text * (8 * n // len(text) + 1)).encode())[:n]
+
+
+def read_text(args: argparse.Namespace, n: int, path: Path) -> None:
+    """Leave the state after n tokens, but for the end, in a file."""
     with opened(args, n, None) as llm:
-        tokens = llm.tokenize((text * (8 * n // len(text) + 1)).encode())[:n]
-        llm.eval(tokens[: n - args.end])
-        path.write_bytes(pickle.dumps((tokens, llm.save_state())))
+        llm.eval(text_tokens(args, llm, n)[: n - args.end])
+        path.write_bytes(pickle.dumps(llm.save_state()))
 
 
-def fill(llm: Llama, tokens: list[int]) -> None:
-    """Give the tokens the rows of the first ones: memory and time are those of a text, answers are not."""
-    session = llm.session
+def begin(args: argparse.Namespace, llm: Llama, tokens: list[int], path: Path) -> None:
+    """Give the tokens their rows."""
+    if not args.fill:
+        llm.load_state(pickle.loads(path.read_bytes()))
+        return
+    # memory and time are those of a text, answers are not
     llm.eval(tokens[:STEP])
-    rows = session.context.slice(0, STEP)
+    rows = llm.session.context.slice(0, STEP)
     at = rows[:HEADER].tobytes().index(struct.pack("<2i", 0, STEP))
     for first in range(STEP, len(tokens), STEP):
         rows[at : at + 8] = np.frombuffer(struct.pack("<2i", first, first + STEP), np.uint8)
-        session.append(np.asarray(tokens[first : first + STEP], np.int32), rows)
+        llm.session.append(np.asarray(tokens[first : first + STEP], np.int32), rows)
 
 
-def measure(args: argparse.Namespace, n: int, mib: int | None, path: Path) -> list[str]:
+def seconds(llm: Llama, tokens: list[int]) -> float:
+    start = time.perf_counter()
+    llm.eval(tokens)
+    return time.perf_counter() - start
+
+
+def measure(args: argparse.Namespace, n: int, mib: int, path: Path) -> list[str]:
     """Return one row of the table."""
     with opened(args, n, mib) as llm:
-        if args.fill:
-            tokens = llm.tokenize((SENTENCES * (8 * n // len(SENTENCES) + 1)).encode())[:n]
-            fill(llm, tokens[: n - args.end])
+        tokens = text_tokens(args, llm, n + args.decode)
+        start, end = n - args.end, tokens[n:]
+        begin(args, llm, tokens[:start], path)
+        if args.alone:
+            prompt = [seconds(llm, tokens[start:n])]
+            before = llm.offload_usage()
+            token = [seconds(llm, end[:1])]
+            memory = [rss()]
+            token += [seconds(llm, [one]) for one in end[1:]]
+            memory.append(rss())
+            speeds = [f"{args.end / prompt[0]:.1f} tokens/s", f"{1 / statistics.median(token):.2f} tokens/s"]
         else:
-            tokens, state = pickle.loads(path.read_bytes())
-            llm.load_state(state)
-            del state
-        start = time.perf_counter()
-        llm.eval(tokens[n - args.end :])
-        middle, before = time.perf_counter(), llm.offload_usage()
-        held = [rss() for _ in islice(llm.generate([], reset=False, temp=0.8), args.decode)]
-        end, usage, rows = time.perf_counter(), llm.offload_usage(), llm.kv_usage().bytes
+            speeds, before, memory = by_turns(args, llm, tokens, n, path)
+        usage, rows = llm.offload_usage(), llm.kv_usage().bytes
     hits, misses, far = (getattr(usage, name) - getattr(before, name) for name in ("hits", "misses", "far"))
+    sizes = [f"{size / MIB:.0f} MiB" for size in (rows, usage.file_bytes, *memory)]
     moved = (misses + far) * usage.unit_bytes / args.decode
-    rate = f"{100 * hits / (hits + misses + far):.0f} %" if mib is not None else ""
-    return [
-        str(n),
-        "" if mib is None else f"{mib} MiB",
-        *(f"{size / MIB:.0f} MiB" for size in (rows, usage.file_bytes, held[0], held[-1])),
-        f"{args.end / (middle - start):.1f}",
-        f"{args.decode / (end - middle):.2f}",
-        rate,
-        f"{moved / MIB:.1f} MiB" if mib is not None else "",
-    ]
+    return [str(n), f"{mib} MiB", *sizes, *speeds, f"{hits / (hits + misses + far):.0%}", f"{moved / MIB:.1f} MiB"]
+
+
+def by_turns(args: argparse.Namespace, llm: Llama, tokens: list[int], n: int, path: Path) -> tuple[list, object, list]:
+    """Return the speeds as fractions of those without offload, the usage before tokens, and RSS before all that."""
+    memory = [rss()]
+    with opened(args, n, None) as plain:
+        begin(args, plain, tokens[: n - args.end], path)
+        both = (llm, plain)
+        prompt = [[seconds(one, tokens[i : i + TURN]) for one in both] for i in range(n - args.end, n, TURN)]
+        before = llm.offload_usage()
+        token = [[seconds(one, [next_one]) for one in both] for next_one in tokens[n:]]
+    ratios = [statistics.median(theirs / ours for ours, theirs in pairs) for pairs in (prompt, token)]
+    return [f"{ratio:.2f}" for ratio in ratios], before, memory
 
 
 def sizes(args: argparse.Namespace, n: int) -> list[int]:
@@ -140,17 +150,15 @@ def sizes(args: argparse.Namespace, n: int) -> list[int]:
 def main() -> None:
     args = arguments()
     rows = []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool,
-    ):
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder, context.Pool(1, maxtasksperchild=1) as pool:
         for n in args.tokens:
             path = Path(folder) / "state"
             if not args.fill:
                 pool.apply(read_text, (args, n, path))
-            rows += [pool.apply(measure, (args, n, mib, path)) for mib in (None, *sizes(args, n))]
+            rows += [pool.apply(measure, (args, n, mib, path)) for mib in sizes(args, n)]
     print(f"{machine()}; {Path(args.model).name}; {args.method}; KV {args.kv}; kv_offload={args.where}\n")
-    print(table(HEAD, rows))
+    print(table([name for name in HEAD if args.alone or name != "at the end"], rows))
 
 
 if __name__ == "__main__":

@@ -262,7 +262,8 @@ ggml_tensor * lctx_fetch(ggml_context * ctx, ggml_tensor * segs, ggml_tensor * k
     GGML_ASSERT(k_staged->type == k->type && k_staged->ne[0] == k->ne[0] && n_staged > 0 && n_staged % of_page == 0);
     GGML_ASSERT(v_staged->type == v_pool->type && v_staged->ne[0] == v_pool->ne[0] &&
                 v_staged->ne[1] == k_staged->ne[1]);
-    GGML_ASSERT(staging->type == GGML_TYPE_I32 && staging->ne[0] == lctx_staging::size((int32_t)n_staged, of_page * table->ne[0] * table->ne[2]) &&
+    GGML_ASSERT(staging->type == GGML_TYPE_I32 &&
+                staging->ne[0] == lctx_staging::size((int32_t)n_staged, of_page * table->ne[0] * table->ne[2]) &&
                 staging->ne[1] == table->ne[1]);
     GGML_ASSERT(staging_table->type == GGML_TYPE_I32 && staging_table->ne[0] == of_page * table->ne[0] &&
                 staging_table->ne[1] == table->ne[1] && staging_table->ne[2] == table->ne[2]);
