@@ -65,8 +65,6 @@ LIMITS = (
     Limit("decode<shape<*, 1, 1, *", "registers", 128),  # of a head alone: four blocks of a multiprocessor
     Limit("decode<shape<*, [23], 1, *", "registers", 168),  # of a wide one: three
     Limit("decode<shape<*, 1, 4, *", "registers", 168),  # of four heads
-    Limit("decode<shape<16, 1, 1, *", "spilled", 152, aim=0),
-    Limit("decode<shape<32, *", "spilled", 112, aim=0),
     Limit("move_rows", "spilled", 24, aim=0),
     Limit("score_keys<*", "registers", 128),
     Limit("score_keys<*", "spilled", 44, aim=0),
