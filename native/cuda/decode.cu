@@ -21,6 +21,26 @@ constexpr int MOST_READS = 2;    // times that tiles of other tokens or heads re
 constexpr int GROUP = 4;         // heads
 constexpr int WARPS = 4, THREADS = WARPS * LCTX_WARP;
 
+// Cells of a list, PIECE at most; those of a run begin at a multiple of it.
+struct piece {
+    int32_t lo, hi, angle, near;
+    int32_t first_page, last_page;
+};
+
+// Cells of a run, and the number of its first piece.
+struct run {
+    int32_t lo, hi, first;
+};
+
+// Holds in shared memory what a warp looks at between pieces: registers are for rows.
+struct list_memory {
+    const lctx_segment * segs;
+    lctx_cells cells;
+    int32_t head_kv, seq, n_in_runs;
+    run runs[LCTX_WARP];
+    piece pieces[LCTX_WARP];  // the next ones
+};
+
 // Divides rows within a warp: LANES lanes share one, and each of them has OCTETS times 8 channels of it, and of the
 // queries of HEADS heads. TYPE: of K and V, whose rows wait in half of the registers that floats take; void: any, which
 // the arguments say.
@@ -36,7 +56,7 @@ template <int LANES_, int OCTETS_, int HEADS_, typename TYPE_> struct shape {
     static constexpr int STEPS = lctx_min(PIECE / ROWS, MOST_STEPS);  // one after the other, on their way together
     static constexpr int BLOCKS = HEADS * OCTETS == 1 ? 4 : 3;        // of threads, of a multiprocessor
     static constexpr int STATE = DIM + 4;                             // floats in shared memory: m, l, o
-    static constexpr size_t SHARED = (size_t)WARPS * HEADS * STATE * sizeof(float);
+    static constexpr size_t SHARED = WARPS * (HEADS * STATE * sizeof(float) + sizeof(list_memory));
 
     static __device__ int row() { return lctx_lane() / LANES; }
     static __device__ int channel(int octet) { return 8 * (lctx_lane() % LANES + octet * LANES); }
@@ -85,51 +105,39 @@ struct head_tiles {
 
 // ---- which rows ----
 
-// Cells of a list, PIECE at most; those of a run begin at a multiple of it.
-struct piece {
-    int32_t lo, hi, angle, near;
-    int32_t first_page, last_page;
-};
-
-__device__ piece from_lane(const piece & p, int lane) {
-    return {lctx_shuffle(p.lo, lane),   lctx_shuffle(p.hi, lane),         lctx_shuffle(p.angle, lane),
-            lctx_shuffle(p.near, lane), lctx_shuffle(p.first_page, lane), lctx_shuffle(p.last_page, lane)};
-}
-
 // The segments of a tile: runs, then chunks. A chunk has as many pieces as it would have if nothing of it were evicted.
 struct list {
     const lctx_attend_args & a;
-    const lctx_segment * segs;
-    int head_kv, seq, n_run;
-    lctx_cells cells;
-    int32_t lo = 0, hi = 0, first = 0;  // of the run of this lane: cells, and the number of its first piece
-    int n_in_runs = 0, per_chunk, n;    // pieces
+    list_memory & m;  // of this warp
+    int n;            // pieces
 
     // Of a token with this index among those outside of tiles. The lanes of a warp together.
-    __device__ list(const lctx_attend_args & a, int index, int head)
-        : a(a),
-          segs(lctx_cuda_lists{a}.of(index, head)),
-          head_kv(head / (a.n_head / a.n_head_kv)),
-          seq(segs->seq),
-          n_run(lctx_cuda_lists{a}.n_run()),
-          cells(a.cache, head_kv, seq),
-          per_chunk((int)lctx_div_up(a.params.chunk_size, PIECE)) {
-        if (lctx_lane() < n_run && segs[lctx_lane()].row0 < segs[lctx_lane()].row1) {
-            lo = cells.cell(segs[lctx_lane()].row0), hi = cells.cell(segs[lctx_lane()].row1);
+    __device__ list(const lctx_attend_args & a, int index, int head, list_memory & m) : a(a), m(m) {
+        const lctx_segment * segs = lctx_cuda_lists{a}.of(index, head);
+        const int head_kv = head / (a.n_head / a.n_head_kv), seq = segs->seq;
+        const lctx_cells cells(a.cache, head_kv, seq);
+        run mine = {};
+        if (lctx_lane() < n_run() && segs[lctx_lane()].row0 < segs[lctx_lane()].row1) {
+            mine.lo = cells.cell(segs[lctx_lane()].row0), mine.hi = cells.cell(segs[lctx_lane()].row1);
         }
-        const int mine = lo < hi ? (int)lctx_div_up(hi, PIECE) - lo / PIECE : 0;
-        for (int run = 0; run < n_run; run++) {
-            const int n_of = lctx_shuffle(mine, run);
-            first += run < lctx_lane() ? n_of : 0;
+        const int n_mine = mine.lo < mine.hi ? (int)lctx_div_up(mine.hi, PIECE) - mine.lo / PIECE : 0;
+        int n_in_runs = 0;
+        for (int i = 0; i < n_run(); i++) {
+            const int n_of = lctx_shuffle(n_mine, i);
+            mine.first += i < lctx_lane() ? n_of : 0;
             n_in_runs += n_of;
         }
-        n = n_in_runs + n_chunk() * per_chunk;
+        m.runs[lctx_lane()] = mine;
+        m.segs = segs, m.cells = cells, m.head_kv = head_kv, m.seq = seq,
+        m.n_in_runs = n_in_runs;  // all write the same
+        n = n_in_runs + n_chunk(segs + n_run()) * per_chunk();
     }
+    __device__ int n_run() const { return lctx_cuda_lists{a}.n_run(); }
+    __device__ int per_chunk() const { return (int)lctx_div_up(a.params.chunk_size, PIECE); }
     // Segments of chunks that are there come first: the lanes look at an equal number each of those in question.
-    __device__ int n_chunk() const {
-        const lctx_segment * chunks = segs + n_run;
+    __device__ int n_chunk(const lctx_segment * chunks) const {
         int n_there = 0;
-        for (int left = a.n_seg - n_run; left > 0;) {
+        for (int left = a.n_seg - n_run(); left > 0;) {
             const int step = (int)lctx_div_up(left, LCTX_WARP), last = (lctx_lane() + 1) * step - 1;
             const bool is_there = last < left && chunks[n_there + last].row0 < chunks[n_there + last].row1;
             const int n_step = __popc(lctx_ballot(is_there));
@@ -138,25 +146,32 @@ struct list {
         }
         return n_there;
     }
-    // Piece i, another for every lane; without cells beyond the end. The lanes of a warp together.
+    // Look up those of pieces [first, end) that come next, one for every lane. The lanes of a warp together.
+    __device__ void look_up(int first, int end) const {
+        lctx_sync_warp();  // all have read the pieces before
+        if (first + lctx_lane() < end) {
+            m.pieces[lctx_lane()] = at(first + lctx_lane());
+        }
+        lctx_sync_warp();
+    }
     __device__ piece at(int i) const {
         piece p = {};
-        for (int run = 0; run < n_run; run++) {
-            const int before = lctx_shuffle(first, run), begin = lctx_shuffle(lo, run), end = lctx_shuffle(hi, run);
-            const int cell = (begin / PIECE + i - before) * PIECE;
-            if (i >= before && begin < end && cell < end) {
-                p = {lctx_max(cell, begin), lctx_min(cell + PIECE, end), segs[run].angle,
-                     (int32_t)(a.params.near_mask >> run & 1)};
+        for (int j = 0; j < n_run(); j++) {
+            const run & r = m.runs[j];
+            const int cell = (r.lo / PIECE + i - r.first) * PIECE;
+            if (i >= r.first && r.lo < r.hi && cell < r.hi) {
+                p = {lctx_max(cell, r.lo), lctx_min(cell + PIECE, r.hi), m.segs[j].angle,
+                     (int32_t)(a.params.near_mask >> j & 1)};
             }
         }
-        if (i >= n_in_runs && i < n) {
-            const lctx_segment s = segs[n_run + (i - n_in_runs) / per_chunk];
-            const int begin = cells.cell(s.row0) + (i - n_in_runs) % per_chunk * PIECE;
-            p = {begin, lctx_min(begin + PIECE, cells.cell(s.row1)), s.angle, 0};
+        if (i >= m.n_in_runs) {
+            const lctx_segment s = m.segs[n_run() + (i - m.n_in_runs) / per_chunk()];
+            const int begin = m.cells.cell(s.row0) + (i - m.n_in_runs) % per_chunk() * PIECE;
+            p = {begin, lctx_min(begin + PIECE, m.cells.cell(s.row1)), s.angle, 0};
         }
         if (p.lo < p.hi) {
-            p.first_page = lctx_page_of(a.cache.table, p.lo, head_kv, seq);
-            p.last_page = lctx_page_of(a.cache.table, p.hi - 1, head_kv, seq);
+            p.first_page = lctx_page_of(a.cache.table, p.lo, m.head_kv, m.seq);
+            p.last_page = lctx_page_of(a.cache.table, p.hi - 1, m.head_kv, m.seq);
         }
         return p;
     }
@@ -167,7 +182,7 @@ struct list {
     }
     // The key of a cell of a piece; what a head that evicts has in a near ring goes by row number.
     __device__ const char * key(const piece & p, int cell) const {
-        return p.near ? lctx_near_row(a.cache, cells.row(cell), head_kv, seq)
+        return p.near ? lctx_near_row(a.cache, m.cells.row(cell), m.head_kv, m.seq)
                       : lctx_pool_at(a.cache.k_pool, pool_row(p, cell));
     }
     // Of a piece, the cells from `cell` on whose rows lie together, wherever rows are staged: results do not depend on
@@ -323,7 +338,8 @@ template <typename S> struct reader {
 #endif
         for (int h = 0; h < S::HEADS; h++) {
             float x[S::DIM / LCTX_WARP];
-            lctx_turn_query(a, token, lctx_min(first_head + h, end_head - 1), angle, scale, x);
+            // the token is kept so that no addresses of its query wait in registers while rows are read
+            lctx_turn_query(a, lctx_kept(token), lctx_min(first_head + h, end_head - 1), angle, scale, x);
             lctx_unrolled<S::DIM / LCTX_WARP>(
                 [&](int i) { shared[h * S::STATE + i * LCTX_WARP + lctx_lane()] = x[i]; });
         }
@@ -359,11 +375,11 @@ template <typename S> struct reader {
             cell += n;
         }
     }
-    // n rows from `cell` on, which lie together.
+    // n rows from `cell` on, PIECE at most, which lie together.
     __device__ __forceinline__ void read(const piece & p, int cell, int n) {
         const char *keys = l.key(p, cell), *values = lctx_pool_at(a.cache.v_pool, l.pool_row(p, cell));
         const auto k_size = (uint32_t)a.cache.k_pool.row_size, v_size = (uint32_t)a.cache.v_pool.row_size;
-        for (int first = 0; first < n; first += S::STEPS * S::ROWS) {
+        for (int first = 0; first < PIECE && first < n; first += S::STEPS * S::ROWS) {
             const auto mine = [&](int step) {
                 return lctx_min(first + step * S::ROWS + S::row(), n - 1);
             };  // the last one again
@@ -424,15 +440,15 @@ template <typename S> __global__ void __launch_bounds__(THREADS, S::BLOCKS)
     const int first_head = heads.first(tile, S::HEADS), end_head = heads.end(tile, S::HEADS),
               token = lctx_cuda_token_alone(a, index);
     const int64_t warp_split = split * WARPS + lctx_warp(), n_warp_split = partial.n_split * WARPS;
-    const list l(a, index, first_head);
-    const int first = (int)(warp_split * l.n / n_warp_split), end = (int)((warp_split + 1) * l.n / n_warp_split);
     float * shared = (float *)lctx_shared();
+    const list l(a, index, first_head, ((list_memory *)(shared + WARPS * S::HEADS * S::STATE))[lctx_warp()]);
+    const int first = (int)(warp_split * l.n / n_warp_split), end = (int)((warp_split + 1) * l.n / n_warp_split);
     reader<S> r = {a, l, first_head, end_head, shared + lctx_warp() * S::HEADS * S::STATE};
     int32_t angle = -1;
     for (int i = first; i < end; i += LCTX_WARP) {
-        const piece mine = l.at(lctx_min(i + lctx_lane(), l.n));  // the next ones, a lane each
-        for (int lane = 0; lane < lctx_min(LCTX_WARP, end - i); lane++) {
-            const piece p = from_lane(mine, lane);
+        l.look_up(i, end);
+        for (int j = 0; j < lctx_min(LCTX_WARP, end - i); j++) {
+            const piece & p = l.m.pieces[j];
             if (p.lo >= p.hi) {
                 continue;
             }

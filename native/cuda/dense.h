@@ -3,8 +3,9 @@
 // come last and are masked there (runs.cu).
 //
 // K and V take turns in shared memory: the one is on its way while products with the other run, which leaves room for
-// two blocks of threads where a multiprocessor has 100 KiB. What is not f16 waits as bytes, and is unpacked into one
-// tile, K first.
+// two blocks of threads where a multiprocessor has 100 KiB. Where it has 164 KiB, there are two stages, and both of the
+// next block are on their way while products with this one run. What is not f16 waits as bytes, and is unpacked into
+// one tile, K first.
 #pragma once
 
 #include "hadamard.h"
@@ -24,8 +25,8 @@ constexpr int WARPS = 4, THREADS = WARPS * LCTX_WARP;
 
 // F16: rows are copied as they are. One warp has 16 columns; those of wide heads share them and have a part of the
 // dimensions each.
-template <int DIM_, bool F16_> struct shape {
-    static constexpr int DIM = DIM_;  // of K and V, padded
+template <int DIM_, bool F16_, int STAGES_ = 1> struct shape {
+    static constexpr int DIM = DIM_, STAGES = STAGES_;  // of K and V, padded
     static constexpr bool F16 = F16_, WIDE = DIM > 256;
     static constexpr int ROWS = DIM <= 128 ? 64 : WIDE ? GROUP : 32;  // of a block
     static constexpr int GROUPS = ROWS / GROUP;
@@ -37,7 +38,7 @@ template <int DIM_, bool F16_> struct shape {
     using queries = lctx_cuda_queries<WARP_DIM, KEPT, layout>;
 
     static constexpr size_t K_OR_V = (size_t)ROWS * layout::STRIDE * sizeof(uint16_t);
-    static constexpr size_t TILES = (F16 ? 2 : 1) * K_OR_V;
+    static constexpr size_t STAGE = (F16 ? 2 : 1) * K_OR_V, TILES = STAGES * STAGE;
     static constexpr size_t QUERIES = KEPT ? 0 : (size_t)COLUMNS * layout::STRIDE * sizeof(uint16_t);
     static constexpr size_t SUMS = WIDE ? (size_t)DIM_WARPS * 16 * ROWS * sizeof(float) : 0;
     static_assert(!KEPT || (size_t)COLUMNS * layout::STRIDE * sizeof(uint16_t) <= K_OR_V,
@@ -111,11 +112,13 @@ template <typename S, typename C> struct dense_reader {
     __device__ dense_reader(const lctx_attend_args & a, const C & columns, const lctx_cuda_split & split)
         : a(a), columns(columns), split(split), raw(raw_size::of<S>(a)), shared(lctx_shared()) {}
 
-    __device__ uint16_t * k_tile() const { return (uint16_t *)shared; }
-    __device__ uint16_t * v_tile() const { return (uint16_t *)(shared + S::TILES - S::K_OR_V); }
+    // Tiles of block number i.
+    __device__ uint16_t * k_tile(int i) const { return (uint16_t *)(shared + i % S::STAGES * S::STAGE); }
+    __device__ uint16_t * v_tile(int i) const { return k_tile(i) + (S::STAGE - S::K_OR_V) / sizeof(uint16_t); }
     __device__ char * k_raw() const { return shared + S::TILES; }
     __device__ char * v_raw() const { return k_raw() + raw.k; }
-    __device__ uint16_t * queries() const { return S::KEPT ? v_tile() : (uint16_t *)(v_raw() + raw.v); }
+    // Queries that block number i meets, before the values of another one come into their place.
+    __device__ uint16_t * queries(int i) const { return S::KEPT ? v_tile(i + 1) : (uint16_t *)(v_raw() + raw.v); }
     __device__ float * sums() const { return (float *)(v_raw() + raw.v + S::QUERIES); }
     __device__ memory<S> & m() const { return *(memory<S> *)((char *)sums() + S::SUMS); }
     __device__ char * columns_memory() const { return (char *)(&m() + 1); }
@@ -199,6 +202,7 @@ template <typename S, typename C> struct dense_reader {
         }
         return c;
     }
+    __device__ cursor after(const cursor & c) const { return from({c.part, c.block + split.n_split, c.n_before}); }
     // Find where group `g` of a block lies.
     __device__ void look_up(const cursor & c, int g, const char *& k, const char *& v) const {
         const part & p = parts()[c.part];
@@ -286,7 +290,7 @@ template <typename S, typename C> struct dense_reader {
         if (is_valid(c)) {
             const auto & from = m().from[i % 2].k;
             if constexpr (S::F16) {
-                copy_rows(from, row_size(a.cache.k_pool, a.head_dim_k), a.head_dim_k, bounds_of(c), k_tile());
+                copy_rows(from, row_size(a.cache.k_pool, a.head_dim_k), a.head_dim_k, bounds_of(c), k_tile(i));
             } else {
                 copy_bytes(from, a.cache.k_pool.row_size, k_raw());
             }
@@ -297,7 +301,7 @@ template <typename S, typename C> struct dense_reader {
         if (is_valid(c)) {
             const auto & from = m().from[i % 2];
             if constexpr (S::F16) {
-                copy_rows(from.v, row_size(a.cache.v_pool, a.head_dim_v), a.head_dim_v, bounds_of(c), v_tile());
+                copy_rows(from.v, row_size(a.cache.v_pool, a.head_dim_v), a.head_dim_v, bounds_of(c), v_tile(i));
             } else if (lctx_values_in_keys(a.cache)) {
                 copy_bytes(from.k, a.cache.k_pool.row_size, v_raw());
             } else {
@@ -323,7 +327,7 @@ template <typename S, typename C> struct dense_reader {
             for (int d = first; d < S::DIM; d += STEP, block += LANES * T::SIZE, at = S::layout::plus(at, STEP)) {
                 f(d, block, [&](int i, const uint4 & x) {
                     if (S::DIM % T::BLOCK == 0 || d + i < S::DIM) {
-                        *(uint4 *)(k_tile() + S::layout::plus(at, i)) = x;
+                        *(uint4 *)(k_tile(0) + S::layout::plus(at, i)) = x;
                     }
                 });
             }
@@ -343,7 +347,7 @@ template <typename S, typename C> struct dense_reader {
     template <typename F> __device__ __forceinline__ void put_each_8(F && f) const {
         for (int i = (int)threadIdx.x; i < S::ROWS * (S::DIM / 8); i += THREADS) {
             const int row = i / (S::DIM / 8), d = i % (S::DIM / 8) * 8;
-            *(uint4 *)(k_tile() + S::layout::at(row, d)) = f(row, d);
+            *(uint4 *)(k_tile(0) + S::layout::at(row, d)) = f(row, d);
         }
     }
     // Plain numbers times `factor`; returns the largest of this thread before that.
@@ -410,11 +414,13 @@ template <typename S, typename C> struct dense_reader {
         return any;
     }
     // Queries as they see a part; scores are base 2 without softcap.
-    __device__ void turn(const part & p) const {
-        const float scale = a.params.softcap != 0.0f ? a.params.scale / a.params.softcap : a.params.scale * LCTX_LOG2_E;
+    __device__ void turn(const part & p, uint16_t * to) const {
+        // kept: what follows from it does not wait in registers while rows are read
+        const float kept = lctx_as_float((uint32_t)lctx_kept((int)lctx_as_uint(a.params.scale)));
+        const float scale = a.params.softcap != 0.0f ? kept / a.params.softcap : kept * LCTX_LOG2_E;
         if (a.params.hadamard.k != 0) {
             for (int c = lctx_warp(); c < columns.n_column(); c += WARPS) {
-                turn_transformed(c, columns.segment(c, p.seg).angle, scale);
+                turn_transformed(c, columns.segment(c, p.seg).angle, scale, to);
             }
             return;
         }
@@ -439,42 +445,41 @@ template <typename S, typename C> struct dense_reader {
                 y = x * cs[1] + y * cs[0], x = rotated;
             }
             const uint32_t both = lctx_pack_limited(scale * x, scale * y);
-            queries()[S::layout::at(c, first)] = (uint16_t)both,
-                                       queries()[S::layout::at(c, second)] = (uint16_t)(both >> 16);
+            to[S::layout::at(c, first)] = (uint16_t)both, to[S::layout::at(c, second)] = (uint16_t)(both >> 16);
         }
     }
     __device__ const float * query(int column) const { return (const float *)columns.query(column); }
-    __device__ void turn_transformed(int column, int32_t angle, float scale) const {
+    __device__ void turn_transformed(int column, int32_t angle, float scale, uint16_t * to) const {
         constexpr int N = (S::DIM + LCTX_WARP - 1) / LCTX_WARP;
         float x[N];
         lctx_turn_query(a, columns.token(column), columns.head(column), angle, scale, x);
         lctx_unrolled<N>([&](int i) {
             const int d = i * LCTX_WARP + lctx_lane();
             if (d < S::DIM) {
-                queries()[S::layout::at(column, d)] = (uint16_t)lctx_pack_limited(x[i], 0.0f);
+                to[S::layout::at(column, d)] = (uint16_t)lctx_pack_limited(x[i], 0.0f);
             }
         });
     }
-    // Begin with a part, when no thread reads the tile of values any more.
-    __device__ void enter(const part & p) {
-        lctx_unrolled<2>([&](int i) {
-            const lctx_segment s = given(S::column0() + f.column(i), p.seg);
-            lo[i] = p.listed ? 0 : s.row0, hi[i] = p.listed ? p.hi : s.row1;
+    // Begin with a part at block number i, when no thread reads values of the one before.
+    __device__ void enter(const part & p, int i) {
+        lctx_unrolled<2>([&](int h) {
+            const lctx_segment s = given(S::column0() + f.column(h), p.seg);
+            lo[h] = p.listed ? 0 : s.row0, hi[h] = p.listed ? p.hi : s.row1;
         });
         if constexpr (!C::LISTED) {
             reads = lctx_ballot(lo[0] < hi[0] || lo[1] < hi[1]) != 0;
         }
         if (turns(p)) {
-            turn(p);
+            turn(p, queries(i));
             __syncthreads();
-            q.take(queries() + S::column0() * S::layout::STRIDE + S::dim0());
+            q.take(queries(i) + S::column0() * S::layout::STRIDE + S::dim0());
             __syncthreads();
         }
     }
     // Keys of a block to weights.
-    __device__ __forceinline__ void score(const cursor & c) {
+    __device__ __forceinline__ void score(const cursor & c, int i) {
         const int first = c.block * S::ROWS;
-        f.scores(q, k_tile() + S::dim0());
+        f.scores(q, k_tile(i) + S::dim0());
         if constexpr (S::WIDE) {
             f.template add_warps<S::DIM_WARPS>(sums());
         }
@@ -512,6 +517,9 @@ template <typename S, typename C> struct dense_reader {
         __syncthreads();
         cursor now = from({0, split.next(first_block(parts()[0]), 0), 0});
         put_sources(now, 0);
+        if constexpr (S::STAGES > 1) {
+            return read_stages(now);
+        }
         __syncthreads();
         fetch_k(now, 0);
         if constexpr (!S::F16) {
@@ -519,7 +527,7 @@ template <typename S, typename C> struct dense_reader {
         }
         int loaded = -1;
         for (int i = 0; is_valid(now); i++) {
-            const cursor next = from({now.part, now.block + split.n_split, now.n_before});
+            const cursor next = after(now);
             const bool enters = now.part != loaded;
             loaded = now.part;
             if constexpr (S::F16) {
@@ -537,23 +545,47 @@ template <typename S, typename C> struct dense_reader {
             look_up(c, (int)threadIdx.x, to.k[threadIdx.x], to.v[threadIdx.x]);
         }
     }
+    // Read the blocks from `now` on, each while the next one is on its way.
+    __device__ __forceinline__ void read_stages(cursor now) {
+        cursor next = after(now);
+        put_sources(next, 1);
+        __syncthreads();
+        fetch_k(now, 0), fetch_v(now, 0);
+        bool enters = true;
+        for (int i = 0; is_valid(now); i++) {
+            const cursor later = after(next);
+            lctx_copy_wait<0>();
+            __syncthreads();  // the block is here, and all have read the one before it
+            if (enters) {
+                enter(parts()[now.part], i);
+            }
+            fetch_k(next, i + 1), fetch_v(next, i + 1);
+            put_sources(later, i + 2);
+            if (reads) {
+                score(now, i);
+                f.weigh(v_tile(i) + S::dim0());
+            }
+            enters = next.part != now.part;
+            now = next, next = later;
+        }
+    }
     // Block number i. Its keys are on their way; those of the next one are at the end.
     __device__ __forceinline__ void read_halves(const cursor & now, const cursor & next, int i, bool enters) {
         lctx_copy_wait<0>();
         __syncthreads();  // keys are here, and all have read the values before
         if (enters) {
-            enter(parts()[now.part]);
+            enter(parts()[now.part], i);
         }
         fetch_v(now, i);
         put_sources(next, i + 1);
         if (reads) {
-            score(now);
+            score(now, i);
         }
         lctx_copy_wait<0>();
         __syncthreads();  // values are here, and all have read the keys
         fetch_k(next, i + 1);
         if (reads) {
-            f.weigh(v_tile() + S::dim0());
+            f.weigh(v_tile(i) + S::dim0());
         }
     }
     // Read rows that are unpacked; keys and values are on their way.
@@ -561,14 +593,14 @@ template <typename S, typename C> struct dense_reader {
         lctx_copy_wait<1>();
         __syncthreads();  // keys are here, and all have read the values before
         if (enters) {
-            enter(parts()[now.part]);
+            enter(parts()[now.part], i);
         }
         unpack_keys(now);
         put_sources(next, i + 1);
         __syncthreads();
         fetch_k(next, i + 1);
         if (reads) {
-            score(now);
+            score(now, i);
         }
         lctx_copy_wait<1>();
         __syncthreads();  // values are here, and all have read the keys
@@ -580,7 +612,7 @@ template <typename S, typename C> struct dense_reader {
         if (factor != 1.0f) {
             f.each_score([&](float & weight, int, int) { weight *= factor; });
         }
-        f.weigh(v_tile() + S::dim0());
+        f.weigh(v_tile(i) + S::dim0());
     }
     __device__ void write(const lctx_partial_states & partial) const {
         f.each_result([&](int c, int d, float m, float l, float o0, float o1) {
@@ -600,6 +632,19 @@ template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
         constexpr int DIM = decltype(width)::DIM;
         return f16 ? f(shape<DIM, true>()) : f(shape<DIM, false>());
     });
+}
+
+// f(shape) with two stages where a multiprocessor has room for two such blocks of threads, else with one.
+template <typename S, template <int> class COLUMNS, typename F>
+void with_stages(const lctx_cuda_device & device, const lctx_attend_args & a, F && f) {
+    constexpr int MOST_DIM = 128;
+    if constexpr (S::F16 && S::DIM <= MOST_DIM) {
+        using two = shape<S::DIM, true, 2>;
+        if (2 * n_shared<two, COLUMNS<S::COLUMNS>>(a) <= device.max_shared) {
+            return f(two());
+        }
+    }
+    f(S());
 }
 
 // Bytes of shared memory of a kernel with columns COLUMNS<N>.

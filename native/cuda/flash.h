@@ -164,17 +164,13 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
     // o += P V: the weights of 16 rows have the layout of the left factor already. Groups of 16 rows: bit n stands for
     // the n-th; weights of the others are 0.
     __device__ __forceinline__ void weigh(const uint16_t * v, uint32_t groups = ALL) {
+        uint32_t p[GROUPS][4];
+        lctx_unrolled<GROUPS>([&](int n) { put_weights(n, p[n]); });
         if constexpr (HALF_SUMS) {
             constexpr int STEPS = DIM / 16, PART = STEPS % 4 == 0 ? 4 : STEPS % 3 == 0 ? 3 : STEPS;  // few registers
-            uint32_t p[GROUPS][4];
-            lctx_unrolled<GROUPS>([&](int n) { put_weights(n, p[n]); });
-            lctx_unrolled<STEPS / PART>([&](int part) { weigh_part<PART>(v, groups, p, part * PART); });
+            lctx_unrolled<STEPS / PART>([&](int part) { add_halves<PART>(v, groups, p, part * PART); });
         } else {
-            lctx_unrolled<GROUPS>([&](int n) {
-                if (groups >> n & 1) {
-                    add_values(v, n);
-                }
-            });
+            add_floats<DIM / 16>(v, groups, p, 0);
         }
     }
     // Those of rows [16 n, 16 n + 16).
@@ -183,51 +179,44 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
         p[0] = lctx_pack(s0[0], s0[1]), p[1] = lctx_pack(s0[2], s0[3]);
         p[2] = lctx_pack(s1[0], s1[1]), p[3] = lctx_pack(s1[2], s1[3]);
     }
-    // Values of rows [16 n, 16 n + 16) in dimensions [16 d, 16 d + 16), as the right factor.
-    __device__ __forceinline__ void load_values(const uint16_t * v, int n, int d, uint32_t (&b)[4]) const {
-        const int lane = lctx_lane(), at = LAYOUT::plus(LAYOUT::at(lane % 16, lane / 16 * 8), d * 16);
-        lctx_load_transposed(b, v + n * 16 * LAYOUT::STRIDE + at);
-    }
-    __device__ __forceinline__ void add_values(const uint16_t * v, int n) {
-        uint32_t p[4];
-        put_weights(n, p);
-        lctx_unrolled<DIM / 16>([&](int d) { add_product_of(v, n, d, p); });
-    }
-    __device__ __forceinline__ void add_product_of(const uint16_t * v, int n, int d, const uint32_t (&p)[4]) {
-        uint32_t b[4];
-        load_values(v, n, d, b);
-        lctx_mma(o[2 * d], p, b[0], b[1]);
-        lctx_mma(o[2 * d + 1], p, b[2], b[3]);
-    }
-    // Steps of dimensions [first, first + N) with f16 sums over the rows of this tile; with f32 sums if one of them is
-    // not finite.
-    template <int N> __device__ __forceinline__ void weigh_part(const uint16_t * v, uint32_t groups,
-                                                                const uint32_t (&p)[GROUPS][4], int first) {
-        uint32_t c[2 * N][2];
-        lctx_unrolled<2 * N>([&](int i) { c[i][0] = c[i][1] = 0; });
+    // add(i, weights, values) for the factors of every product: i counts steps of 16 dimensions from the first of N on.
+    template <int N, typename F> __device__ __forceinline__ void add_products(const uint16_t * v, uint32_t groups,
+                                                                              const uint32_t (&p)[GROUPS][4], int first,
+                                                                              F && add) const {
+        const int lane = lctx_lane(), at = LAYOUT::at(lane % 16, lane / 16 * 8);
         lctx_unrolled<GROUPS>([&](int n) {
             if (groups >> n & 1) {
-                lctx_unrolled<N>([&](int d) {
+                lctx_unrolled<N>([&](int i) {
                     uint32_t b[4];
-                    load_values(v, n, first + d, b);
-                    lctx_mma_halves(c[2 * d], p[n], b[0], b[1]);
-                    lctx_mma_halves(c[2 * d + 1], p[n], b[2], b[3]);
+                    lctx_load_transposed(b, v + n * 16 * LAYOUT::STRIDE + LAYOUT::plus(at, (first + i) * 16));
+                    add(i, p[n], b);
                 });
             }
         });
+    }
+    template <int N> __device__ __forceinline__ void add_floats(const uint16_t * v, uint32_t groups,
+                                                                const uint32_t (&p)[GROUPS][4], int first) {
+        add_products<N>(v, groups, p, first, [&](int i, const uint32_t(&p)[4], const uint32_t(&b)[4]) {
+            lctx_mma(o[2 * (first + i)], p, b[0], b[1]);
+            lctx_mma(o[2 * (first + i) + 1], p, b[2], b[3]);
+        });
+    }
+    // With f16 sums over the rows of this tile; with f32 sums if one of them is not finite.
+    template <int N> __device__ __forceinline__ void add_halves(const uint16_t * v, uint32_t groups,
+                                                                const uint32_t (&p)[GROUPS][4], int first) {
+        uint32_t c[2 * N][2] = {};
+        add_products<N>(v, groups, p, first, [&](int i, const uint32_t(&p)[4], const uint32_t(&b)[4]) {
+            lctx_mma_halves(c[2 * i], p, b[0], b[1]);
+            lctx_mma_halves(c[2 * i + 1], p, b[2], b[3]);
+        });
         uint32_t sums = 0;  // 0 times what is not finite is NaN
         lctx_unrolled<2 * N>([&](int i) { lctx_unrolled<2>([&](int h) { sums = lctx_fma_2(c[i][h], 0, sums); }); });
-        if (lctx_ballot((sums & 0x7fff7fff) != 0) == 0) {
-            lctx_unrolled<2 * N>([&](int i) {
-                lctx_unrolled<4>(
-                    [&](int j) { o[2 * first + i][j] += lctx_from_half((uint16_t)(c[i][j / 2] >> j % 2 * 16)); });
-            });
-            return;
+        if (lctx_ballot((sums & 0x7fff7fff) != 0) != 0) {
+            return add_floats<N>(v, groups, p, first);
         }
-        lctx_unrolled<GROUPS>([&](int n) {
-            if (groups >> n & 1) {
-                lctx_unrolled<N>([&](int d) { add_product_of(v, n, first + d, p[n]); });
-            }
+        lctx_unrolled<2 * N>([&](int i) {
+            lctx_unrolled<4>(
+                [&](int j) { o[2 * first + i][j] += lctx_from_half((uint16_t)(c[i][j / 2] >> j % 2 * 16)); });
         });
     }
 

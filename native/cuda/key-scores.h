@@ -46,10 +46,14 @@ __device__ void round_query(const lctx_select_args & a, float * q, lctx_key_quer
 
 // ---- products ----
 
-// Tells what a block knows of a column: it scores chunks [first, end), and where.
+// Tells what a block knows of a column: the chunks that it scores, of which sequence, and where.
 struct key_column {
-    int first, end;
-    float * scores;  // [n_chunk_max]
+    int first, end, seq;
+    int row;  // of the scores of the slab
+
+    __device__ lctx_chunk_range range(int32_t of_seq) const {
+        return seq == of_seq ? lctx_chunk_range(first, end) : lctx_chunk_range(0, 0);
+    }
 };
 
 // log(sum of exp) in two numbers: the largest value, and the sum of exp(value - largest).
@@ -64,29 +68,33 @@ struct log_sum {
     __device__ float value() const { return most + logf(sum); }
 };
 
-// A block: 16 TILES columns of a list, and chunks at a stride. A warp takes four chunks, one for each lane of a quad to
-// end up with, and of their rows GROUPS groups at a time. lane = 4 g + t.
+// A block: 16 TILES columns of a list, seen from the angle of a slot, and chunks at a stride. A warp takes four chunks,
+// one for each lane of a quad to end up with, and of their rows GROUPS groups at a time. lane = 4 g + t.
 template <int BITS, int TILES, int GROUPS> struct key_scorer {
     static constexpr int WARPS = 8, CHUNKS = 4, COLUMNS = 16 * TILES, GROUP = lctx_index_shape::GROUP;
+    static constexpr bool PREPARES = TILES == 1;  // few queries, which each block prepares; else prepare_queries has
     using order = lctx_key_order;
     using sums = float[GROUPS][TILES][2][4];  // of two times 8 rows
 
     const lctx_select_args & a;
     const lctx_select_plan & p;
-    const int n_word, n_quad;  // of the codes of a row; of four words
-    const int list, n_head, first,
-        n_all;             // heads of the list; the first of the columns of the slab that are this block's
-    char * queries;        // [COLUMNS] of p.query_size bytes, in shared memory
-    key_column * columns;  // [COLUMNS]
+    const int n_word, n_quad;      // of the codes of a row; of four words
+    const int list, slot, n_head;  // heads of the list
+    const int first, n_all;        // the first of the columns of the slab that is this block's
+    char * queries;                // [COLUMNS] of p.query_size bytes, in shared memory
+    key_column * columns;          // [COLUMNS]
 
-    static size_t shared(const lctx_select_plan & p) { return COLUMNS * (p.query_size + sizeof(key_column)); }
+    static size_t shared(const lctx_select_args & a, const lctx_select_plan & p) {
+        return COLUMNS * (p.query_size + sizeof(key_column)) + (PREPARES ? WARPS * a.head_dim * sizeof(float) : 0);
+    }
 
     __device__ key_scorer(const lctx_select_args & a, const lctx_select_plan & p)
         : a(a),
           p(p),
           n_word(a.index.n_code() / a.index.WORD),
           n_quad(order(a.index).n_quad()),
-          list((int)blockIdx.y),
+          list((int)blockIdx.y / a.chunks.n_range),
+          slot((int)blockIdx.y % a.chunks.n_range),
           n_head(a.n_head / a.n_list),
           first((int)blockIdx.x * COLUMNS),
           n_all(p.n_slab * n_head),
@@ -96,45 +104,54 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
     // Columns after the last repeat it, and score nothing.
     __device__ int index(int column) const { return lctx_min(first + column, n_all - 1) / n_head; }
     __device__ int head(int column) const { return list * n_head + lctx_min(first + column, n_all - 1) % n_head; }
-    __device__ int32_t token(int column) const { return p.token(a, index(column)); }
     __device__ lctx_key_query * query(int column) const { return (lctx_key_query *)(queries + column * p.query_size); }
 
-    // The next of the sequences that the columns are of.
-    __device__ int32_t next_seq(int32_t last) const {
-        int32_t next = INT_MAX;
-        for (int column = lctx_lane(); column < COLUMNS; column += LCTX_WARP) {
-            const int32_t seq = a.rows[token(column)].seq;
-            next = seq > last ? lctx_min(next, seq) : next;
-        }
-        return lctx_warp_min(next);
-    }
-
-    // Columns of a sequence with their queries at the angle of a slot. All threads.
-    __device__ void take_columns(int32_t seq, int slot) const {
-        __syncthreads();  // all have read the columns before these
+    // What the columns score, and the queries of those that score anything; what others have is not used. All threads.
+    __device__ void take_columns() const {
         for (int column = lctx_warp(); column < COLUMNS; column += WARPS) {
+            const int32_t token = p.token(a, index(column));
+            const lctx_chunk_range r =
+                first + column < n_all ? lctx_chunk_range(a, token, slot) : lctx_chunk_range(0, 0);
+            columns[column] = {r.first, r.end, a.rows[token].seq, index(column) * a.n_head + head(column)};
+            if (!r.empty()) {
+                put_query(token, column);
+            }
+        }
+        lctx_copy_end_group();
+        lctx_copy_wait<0>();
+        __syncthreads();
+    }
+    // Put the query of a column, by a warp.
+    __device__ void put_query(int32_t token, int column) const {
+        if constexpr (PREPARES) {
+            float * q = (float *)(columns + COLUMNS) + lctx_warp() * a.head_dim;
+            lctx_sync_warp();  // all have read the one before
+            rotate_query(a, token, head(column), lctx_range_of(a, token, slot).angle, q);
+            round_query(a, q, query(column));
+        } else {
             const char * from = p.query(a, index(column), head(column), slot);
             for (int at = 16 * lctx_lane(); at < (int)p.query_size; at += 16 * LCTX_WARP) {
                 lctx_copy_16((char *)query(column) + at, from + at);
             }
         }
-        lctx_copy_end_group();
-        for (int column = (int)threadIdx.x; column < COLUMNS; column += (int)blockDim.x) {
-            const bool is_of_seq = first + column < n_all && a.rows[token(column)].seq == seq;
-            const lctx_chunk_range r = is_of_seq ? lctx_chunk_range(a, token(column), slot) : lctx_chunk_range(0, 0);
-            columns[column] = {r.first, r.end, p.scores_of(a, index(column), head(column))};
-        }
-        lctx_copy_wait<0>();
-        __syncthreads();
     }
 
-    // Chunks that any column scores.
-    __device__ lctx_chunk_range candidates() const {
+    // The next of the sequences that the columns are of.
+    __device__ int32_t next_seq(int32_t last) const {
+        int32_t next = INT_MAX;
+        for (int column = lctx_lane(); column < COLUMNS; column += LCTX_WARP) {
+            const int32_t seq = columns[column].seq;
+            next = seq > last ? lctx_min(next, seq) : next;
+        }
+        return lctx_warp_min(next);
+    }
+    // Chunks of a sequence that any column scores.
+    __device__ lctx_chunk_range candidates(int32_t seq) const {
         int lo = INT_MAX, hi = 0;
         for (int column = lctx_lane(); column < COLUMNS; column += LCTX_WARP) {
-            const key_column & c = columns[column];
-            lo = c.first < c.end ? lctx_min(lo, c.first) : lo;
-            hi = lctx_max(hi, c.end);
+            const lctx_chunk_range r = columns[column].range(seq);
+            lo = r.empty() ? lo : lctx_min(lo, r.first);
+            hi = r.empty() ? hi : lctx_max(hi, r.end);
         }
         hi = -lctx_warp_min(-hi);
         return {lctx_min(lctx_warp_min(lo), hi), hi};
@@ -238,12 +255,12 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
     }
 
     // The lane of each chunk writes its scores.
-    __device__ __forceinline__ void put_scores(int chunk0, const log_sum (&logs)[TILES][2]) const {
+    __device__ __forceinline__ void put_scores(int32_t seq, int chunk0, const log_sum (&logs)[TILES][2]) const {
         const int chunk = chunk0 + lctx_lane() % 4;
         each_column([&](int tile, int h) {
             const key_column & column = columns[16 * tile + lctx_lane() / 4 + 8 * h];
-            if (chunk >= column.first && chunk < column.end) {
-                column.scores[chunk] = logs[tile][h].value();
+            if (column.range(seq).has(chunk)) {
+                p.scores[(size_t)column.row * a.n_chunk_max + chunk] = logs[tile][h].value();
             }
         });
     }
@@ -281,19 +298,16 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
                 }
             });
         }
-        put_scores(chunk0, logs);
+        put_scores(seq, chunk0, logs);
     }
 
     __device__ void run() const {
+        take_columns();
         for (int32_t seq = next_seq(-1); seq != INT_MAX; seq = next_seq(seq)) {
-            for (int slot = 0; slot < a.chunks.n_range; slot++) {
-                take_columns(seq, slot);
-                const lctx_chunk_range r = candidates();
-                const int mine = ((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS,
-                          step = (int)gridDim.z * WARPS * CHUNKS;
-                for (int chunk0 = r.first / CHUNKS * CHUNKS + mine; chunk0 < r.end; chunk0 += step) {
-                    score_chunks(seq, chunk0, r);
-                }
+            const lctx_chunk_range r = candidates(seq);
+            const int mine = ((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS, step = (int)gridDim.z * WARPS * CHUNKS;
+            for (int chunk0 = r.first / CHUNKS * CHUNKS + mine; chunk0 < r.end; chunk0 += step) {
+                score_chunks(seq, chunk0, r);
             }
         }
     }
@@ -314,20 +328,16 @@ void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a
     const int n_tile = (int)lctx_div_up(p.n_slab * (a.n_head / a.n_list), scorer::COLUMNS);
     const int n_wanted = lctx_max(PER_MULTIPROCESSOR * queue.device.n_multiprocessor / (n_tile * a.n_list), 1);
     const int n_most = (int)lctx_div_up(lctx_max(a.n_chunk_max, 1), scorer::WARPS * scorer::CHUNKS);
-    const dim3 grid((unsigned)n_tile, (unsigned)a.n_list, (unsigned)lctx_min(n_wanted, n_most));
-    lctx_launch(score_keys<BITS, TILES, GROUPS>, grid, scorer::WARPS * LCTX_WARP, scorer::shared(p), queue.stream, a,
+    const dim3 grid((unsigned)n_tile, (unsigned)(a.n_list * a.chunks.n_range), (unsigned)lctx_min(n_wanted, n_most));
+    lctx_launch(score_keys<BITS, TILES, GROUPS>, grid, scorer::WARPS * LCTX_WARP, scorer::shared(a, p), queue.stream, a,
                 p);
 }
 
-// Few columns: as many rows as possible are on their way. Many: they share what codes become.
+// Return whether columns are many, and share what codes become; of few, as many rows as possible are on their way.
 template <int BITS>
-void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
-    const bool fits = key_scorer<BITS, 4, 1>::shared(p) <= queue.device.max_shared;
-    if (fits && p.n_all * (a.n_head / a.n_list) > key_scorer<BITS, 1, 4>::COLUMNS) {
-        launch_key_scores<BITS, 4, 1>(queue, a, p);
-    } else {
-        launch_key_scores<BITS, 1, 4>(queue, a, p);
-    }
+bool has_many_columns(const lctx_cuda_device & device, const lctx_select_args & a, const lctx_select_plan & p) {
+    const bool fits = key_scorer<BITS, 4, 1>::shared(a, p) <= device.max_shared;
+    return fits && p.n_all * (a.n_head / a.n_list) > key_scorer<BITS, 1, 4>::COLUMNS;
 }
 
 }  // namespace

@@ -69,7 +69,10 @@ void lctx_cuda_attend_lists(const lctx_cuda_queue & queue, const lctx_attend_arg
     with_shape(args, [&](auto s) {
         using S = decltype(s);
         const dim3 grid(args.n_head * TILE / S::COLUMNS, args.params.tiles.n_tile, partial.n_split);
-        const size_t size = n_shared<S, list_columns<S::COLUMNS>>(args);
-        lctx_launch(attend_lists<S>, grid, THREADS, size, queue.stream, args, partial);
+        with_stages<S, list_columns>(queue.device, args, [&](auto s) {
+            using STAGED = decltype(s);
+            const size_t size = n_shared<STAGED, list_columns<S::COLUMNS>>(args);
+            lctx_launch(attend_lists<STAGED>, grid, THREADS, size, queue.stream, args, partial);
+        });
     });
 }

@@ -201,8 +201,11 @@ template <typename S> void launch_runs(const lctx_cuda_queue & queue, const lctx
                                        const run_plan & plan, const halves & converted, int n_head) {
     const lctx_partial_states partial = {plan.n_split, (float *)queue.work};
     const dim3 grid(plan.n_tile, n_head, plan.n_split);
-    const size_t size = n_shared<S, run_columns<S::COLUMNS>>(args);
-    lctx_launch(attend_runs<S>, grid, THREADS, size, queue.stream, args, partial, converted);
+    with_stages<S, run_columns>(queue.device, args, [&](auto s) {
+        using STAGED = decltype(s);
+        const size_t size = n_shared<STAGED, run_columns<S::COLUMNS>>(args);
+        lctx_launch(attend_runs<STAGED>, grid, THREADS, size, queue.stream, args, partial, converted);
+    });
 }
 
 template <int DIM> void launch_converted(const lctx_cuda_queue & queue, const lctx_attend_args & args,

@@ -33,11 +33,10 @@ struct lctx_choice_key {
 
 // Cuts the work for tokens that choose for themselves, and says where it lies.
 struct lctx_select_plan {
-    float * scores;      // [n_slab][n_head][n_chunk_max] of the queries from `first` on
-    float * references;  // [n_slab][n_head] by weights
-    char * queries;      // [n_slab][n_head][n_range] of query_size bytes
-    size_t query_size;   // lctx_key_query, or by summaries a rotated query
-    int32_t n_all;       // queries of a head
+    float * scores;     // [n_slab][n_head][n_chunk_max] of the queries from `first` on
+    char * queries;     // [n_slab][n_head][n_range] of query_size bytes
+    size_t query_size;  // lctx_key_query, or by summaries a rotated query
+    int32_t n_all;      // queries of a head
     int32_t first = 0;
     int32_t n_slab;  // of them at a time
 
@@ -45,19 +44,16 @@ struct lctx_select_plan {
         constexpr size_t BYTES = 256 * 1024;  // per multiprocessor: enough to keep all of them busy
         query_size = a.chunks.by_keys() ? lctx_key_query::size(a.index) : a.head_dim * sizeof(float);
         n_all = a.choices().n_alone();
-        const int64_t most =
-            (int64_t)(BYTES * device.n_multiprocessor / (of_scores(a) + of_references(a) + of_queries(a)));
+        const int64_t most = (int64_t)(BYTES * device.n_multiprocessor / (of_scores(a) + of_queries(a)));
         n_slab = (int32_t)lctx_min(lctx_max(most, (int64_t)1), (int64_t)n_all);
         queries = work;
-        references = (float *)(work + n_slab * of_queries(a));
-        scores = (float *)((char *)references + n_slab * of_references(a));
+        scores = (float *)(work + n_slab * of_queries(a));
     }
     // Heads that choose together add their weights, which what they read anyway has a share of.
     static bool by_weights(const lctx_select_args & a) { return a.chunks.by_group && a.chunks.by_keys(); }
-    size_t size(const lctx_select_args & a) const { return n_slab * (of_queries(a) + of_references(a) + of_scores(a)); }
+    size_t size(const lctx_select_args & a) const { return n_slab * (of_queries(a) + of_scores(a)); }
     // Bytes for a query of every head.
     size_t of_scores(const lctx_select_args & a) const { return (size_t)a.n_head * a.n_chunk_max * sizeof(float); }
-    size_t of_references(const lctx_select_args & a) const { return by_weights(a) ? a.n_head * sizeof(float) : 0; }
     size_t of_queries(const lctx_select_args & a) const { return (size_t)a.n_head * a.chunks.n_range * query_size; }
 
     // The token of query i of the slab, among those outside of tiles.
@@ -70,9 +66,6 @@ struct lctx_select_plan {
     }
     __device__ float * scores_of(const lctx_select_args & a, int i, int head) const {
         return scores + ((size_t)i * a.n_head + head) * a.n_chunk_max;
-    }
-    __device__ float & reference(const lctx_select_args & a, int i, int head) const {
-        return references[(size_t)i * a.n_head + head];
     }
     __device__ char * query(const lctx_select_args & a, int i, int head, int slot) const {
         return queries + (((size_t)i * a.n_head + head) * a.chunks.n_range + slot) * query_size;

@@ -148,22 +148,30 @@ template <int N_WARP> __global__ void choose(lctx_select_args a, lctx_select_pla
 
 // ---- launches ----
 
+void launch_queries(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+    const unsigned n_query = (unsigned)lctx_div_up(a.n_head * a.chunks.n_range, PREPARE_WARPS);
+    const size_t shared = PREPARE_WARPS * a.head_dim * sizeof(float);
+    lctx_launch(prepare_queries, dim3(p.n_slab, n_query), PREPARE_WARPS * LCTX_WARP, shared, queue.stream, a, p);
+}
+
 template <int BITS>
 void launch_keys(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
-    launch_key_scores<BITS>(queue, a, p);
+    if (has_many_columns<BITS>(queue.device, a, p)) {
+        launch_queries(queue, a, p);
+        launch_key_scores<BITS, 4, 1>(queue, a, p);
+    } else {
+        launch_key_scores<BITS, 1, 4>(queue, a, p);
+    }
     if (p.by_weights(a)) {
-        launch_references<BITS>(queue, a, p);
-        launch_weights(queue, a, p);
+        launch_weights<BITS>(queue, a, p);
     }
 }
 
 void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
-    const unsigned n_query = (unsigned)lctx_div_up(a.n_head * a.chunks.n_range, PREPARE_WARPS);
-    const size_t shared = PREPARE_WARPS * a.head_dim * sizeof(float);
-    lctx_launch(prepare_queries, dim3(p.n_slab, n_query), PREPARE_WARPS * LCTX_WARP, shared, queue.stream, a, p);
     if (a.chunks.by_keys()) {
         return a.index.bits == 1 ? launch_keys<1>(queue, a, p) : launch_keys<2>(queue, a, p);
     }
+    launch_queries(queue, a, p);
     const dim3 grid(p.n_slab, a.n_list, (unsigned)lctx_div_up(lctx_max(a.n_chunk_max, 1), WARPS * CHUNKS));
     lctx_launch(score_summaries, grid, WARPS * LCTX_WARP, 0, queue.stream, a, p);
 }
