@@ -108,8 +108,9 @@ def _unmarked(data: bytes) -> str | None:
     head = data[:SAMPLE]
     if b"\0" not in head:
         return None
-    likely, other = ("be", "le") if head[::2].count(0) > head[1::2].count(0) else ("le", "be")
-    for encoding in ("utf-32-le", "utf-32-be", f"utf-16-{likely}", f"utf-16-{other}"):
+    # ASCII, of which every text has some, has the NUL first in big-endian UTF-16
+    order = "be" if head[::2].count(0) > head[1::2].count(0) else "le"
+    for encoding in ("utf-32-le", "utf-32-be", f"utf-16-{order}"):
         try:
             if _odd(data.decode(encoding)[:SAMPLE]) <= MAX_ODD:
                 return encoding

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Iterator
-from email import message_from_bytes, policy
-from email.message import EmailMessage
+from typing import TYPE_CHECKING
 
 from pylongctx.readers import html
 from pylongctx.readers.encoding import decode
 from pylongctx.readers.extract import Extract, counted, listed
+
+if TYPE_CHECKING:
+    from email.message import EmailMessage
 
 SHOWN = ("From", "To", "Cc", "Date", "Subject")
 HEADER = re.compile(r"([!-9;-~]+):|[ \t]+\S")
@@ -40,7 +42,7 @@ def read(data: bytes) -> Extract:
     attached: list[str] = []
     notes: list[str] = []
     for one in _messages(data):
-        message = message_from_bytes(one, _class=EmailMessage, policy=policy.default)
+        message = _parsed(one)
         text, found = _text(message)
         headers = [f"{name}: {' '.join(str(value).split())}" for name in SHOWN if (value := _header(message, name))]
         texts.append("\n".join(headers) + f"\n\n{text.strip()}")
@@ -58,7 +60,14 @@ def _messages(data: bytes) -> list[bytes]:
     return [QUOTED.sub(rb"\1", one) for one in SEPARATOR.split(data) if one.strip()]
 
 
-def _header(message: EmailMessage, name: str) -> str:
+def _parsed(data: bytes) -> "EmailMessage":
+    from email import message_from_bytes, policy  # takes as long as a third of the package
+    from email.message import EmailMessage
+
+    return message_from_bytes(data, _class=EmailMessage, policy=policy.default)
+
+
+def _header(message: "EmailMessage", name: str) -> str:
     """Return a header; the unchanged one when it cannot be parsed."""
     try:
         return str(message.get(name, ""))
@@ -66,7 +75,7 @@ def _header(message: EmailMessage, name: str) -> str:
         return next((str(value) for key, value in message.raw_items() if key.lower() == name.lower()), "")
 
 
-def _text(message: EmailMessage) -> Extract:
+def _text(message: "EmailMessage") -> Extract:
     body = message.get_body(("plain", "html"))
     if body is None:
         return Extract("")
@@ -75,6 +84,6 @@ def _text(message: EmailMessage) -> Extract:
     return Extract(html.plain(text) if body.get_content_type() == "text/html" else text, notes)
 
 
-def _attached(message: EmailMessage) -> Iterator[str]:
+def _attached(message: "EmailMessage") -> Iterator[str]:
     for part in message.iter_attachments() if message.is_multipart() else ():
         yield part.get_filename() or part.get_content_type()
