@@ -8,6 +8,11 @@ GAPS = ("", " ", "\n", "\n\n")  # the larger one wins
 PLAIN = str.maketrans({"\u00a0": " ", "\u202f": " ", "\u00ad": None, "\u200b": None, "\ufeff": None, "\u2060": None})
 
 
+def without_trailing_spaces(text: str) -> str:
+    """Return a text whose lines do not end in spaces."""
+    return "\n".join(line.rstrip(" ") for line in text.split("\n"))
+
+
 class Flow:
     """Words, lines, paragraphs and rows of tables in their order; white space collapses as in HTML."""
 
@@ -19,7 +24,7 @@ class Flow:
 
     def __str__(self) -> str:
         """Return the text, with at most one empty line in a row."""
-        text = re.sub(r" +$", "", "".join(self._parts).translate(PLAIN), flags=re.MULTILINE)
+        text = without_trailing_spaces("".join(self._parts).translate(PLAIN))
         return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
     @property

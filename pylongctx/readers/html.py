@@ -7,12 +7,13 @@ from pylongctx.readers.extract import Extract, package
 from pylongctx.readers.flow import Flow
 
 START = re.compile(
-    r"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
+    r"\s*(<\?xml[^>]*>\s*)?(<!--((?!-->).)*-->\s*)*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
 )
 ELEMENT = re.compile(r"<(p|div|h[1-6]|ul|ol|table|br|span|a|b|i|em|strong)\b[^<>]*>", re.IGNORECASE)
 CHARSET = re.compile(
     r"<(?:meta[^>]*?\scharset|\?xml[^>]*?\sencoding|meta[^>]*?;\s*charset)\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE
 )
+DECLARED_WITHIN = 4096  # characters
 PARAGRAPHS = set("p h1 h2 h3 h4 h5 h6 blockquote figure ul ol dl pre hr".split())
 LINES = set(
     "address article aside body caption dd details div dt fieldset figcaption footer form header legend li main nav "
@@ -29,7 +30,7 @@ def is_html(head: str, name: str) -> bool:
 
 def read(data: bytes, titled: bool = True) -> Extract:
     """Return the text of a page, with its title as the first line if ``titled``."""
-    declared = CHARSET.search(head_of(data))
+    declared = CHARSET.search(head_of(data)[:DECLARED_WITHIN])
     text, notes = decode(data, declared[1] if declared else None)
     return Extract(plain(text, titled), notes)
 

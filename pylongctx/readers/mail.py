@@ -15,8 +15,8 @@ SHOWN = ("From", "To", "Cc", "Date", "Subject")
 HEADER = re.compile(r"([!-9;-~]+):|[ \t]+\S")
 KNOWN = set("from to cc date subject received message-id mime-version return-path delivered-to reply-to".split())
 ENOUGH = 2  # known headers that make a text an e-mail
-ENVELOPE = re.compile(r"From \S+.*\d\d:\d\d.*\d{4}")  # the line before each message of an mbox file
-SEPARATOR = re.compile(rb"(?:\A|\r?\n\r?\n)From \S+.*\d\d:\d\d.*\d{4}.*\r?\n")
+ENVELOPE = re.compile(r"From \S{1,200}.{1,50}\d\d:\d\d.{1,50}\d{4}")  # the line before each message of an mbox file
+SEPARATOR = re.compile(rb"(?:\A|\r?\n\r?\n)From \S{1,200}.{1,50}\d\d:\d\d.{1,50}\d{4}.*\r?\n")
 QUOTED = re.compile(rb"^>(>*From )", re.MULTILINE)
 
 

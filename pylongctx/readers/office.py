@@ -143,7 +143,7 @@ class _Word(_Document):
         super().__init__()
         self._is_text = self._is_hidden = False
         self._reading = ""  # of a word in ruby
-        self._references: list[tuple[str, str]] = []  # kinds and ids of notes
+        self._numbers: dict[tuple[str, str], int] = {}  # of notes, by their kinds and ids
         self._note: tuple[str, str] = ("", "")  # the current one
 
     def begin(self, name: str, attributes: dict[str, str]) -> None:
@@ -171,8 +171,8 @@ class _Word(_Document):
             case "tc":
                 self.flow.cell()
             case "footnoteReference" | "endnoteReference":
-                self._references.append((name.removesuffix("Reference"), attributes.get("id", "")))
-                self.flow.text(f"[{len(self._references)}]")
+                note = name.removesuffix("Reference"), attributes.get("id", "")
+                self.flow.text(f"[{self._numbers.setdefault(note, len(self._numbers) + 1)}]")
             case "footnote" | "endnote":
                 self._note = (name, attributes.get("id", ""))
                 self.aside()
@@ -195,8 +195,8 @@ class _Word(_Document):
                 self.flow.end_table()
             case "footnote" | "endnote":
                 text = self.end_aside()
-                if self._note in self._references:  # separators of notes are notes too
-                    self.note(str(self._references.index(self._note) + 1), text)
+                if self._note in self._numbers:  # separators of notes are notes too
+                    self.note(str(self._numbers[self._note]), text)
             case "rt":  # in front of its word
                 self._reading = self.end_aside()
             case "ruby":

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 from pylongctx.readers.extract import MAX_BYTES, Extract, Refused, counted, listed, package
+from pylongctx.readers.flow import without_trailing_spaces
 
 PROGRAM = Path(__file__).with_name("pdf_worker.py")
 MEMORY = 2 << 30  # bytes, of the process
 SECONDS = 300  # of CPU time, and as long again for a busy machine
 DIVIDED = "\ufffe"  # how PDFium marks a hyphen at the end of a line, of which it makes one word
-DIVISION = re.compile(rf"(\w*){DIVIDED}(\w*)")
-TRAILING = re.compile(r" +$", re.MULTILINE)
-HYPHENATED = re.compile(r"\w+-\w+")
+DIVISION = re.compile(rf"(?<!\w)(\w*){DIVIDED}(\w*)")
+HYPHENATED = re.compile(r"(?<!\w)\w+-\w+")
 LIGATURES = {
     "\ufb00": "ff",
     "\ufb01": "fi",
@@ -36,7 +36,7 @@ def read(data: bytes) -> Extract:
         raise Refused("has no text, only images: run OCR on it first, for instance with ocrmypdf")
     hint = "they may be pictures, which OCR can read"
     note = f"{len(empty)} of {counted(len(pages), 'page')} have no text (page {listed(empty)}): {hint}"
-    text = TRAILING.sub("", _joined("\n\n".join(filter(None, pages))))
+    text = without_trailing_spaces(_joined("\n\n".join(filter(None, pages))))
     return Extract(text, (note,) if empty else ())
 
 
@@ -67,4 +67,4 @@ def _joined(text: str) -> str:
         keeps = not second[:1].islower() or f"{first}-{second}" in known
         return f"{first}-{second}" if keeps else first + second
 
-    return DIVISION.sub(join, text)
+    return DIVISION.sub(join, text).replace(DIVIDED, "")

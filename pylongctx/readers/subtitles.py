@@ -8,8 +8,8 @@ from pylongctx.readers.extract import Extract
 
 TIMES = re.compile(r"(?:(\d+):)?(\d\d):(\d\d)[.,]\d{3}[ \t]+-->[ \t]+(?:\d+:)?\d\d:\d\d[.,]\d{3}")
 START = re.compile(r"\s*(?:WEBVTT\b.*|\d+[ \t]*\r?\n" + TIMES.pattern + ")")
-SPEAKER = re.compile(r"<v(?:\.[^ \t>]*)?[ \t]+([^>]*)>")
-STYLE = re.compile(r"</?[a-zA-Z][^>]*>|<[\d:.]*>|\{\\[^}]*\}")
+SPEAKER = re.compile(r"<v(?:\.[^ \t<>]*)?[ \t]+([^<>]*)>")
+STYLE = re.compile(r"</?[a-zA-Z][^<>]*>|<[\d:.]*>|\{\\[^{}]*\}")
 
 
 def is_subtitles(head: str) -> bool:

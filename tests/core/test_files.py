@@ -172,6 +172,34 @@ def test_external_entities_are_not_fetched(tmp_path):
     assert "secret" not in text_of(page.encode(), "a.html").text.replace(str(secret), "")
 
 
+HOSTILE = {
+    "comments.html": b"<!-- -->" * 8_000,
+    "meta.html": b"<html>" + b"<meta " * 100_000,
+    "elements.html": b"<html>" + b"<a " * 100_000,
+    "spaces.html": b"<html><pre>" + b" " * 300_000 + b"x",
+    "lists.html": b"<html>" + b"<ul><li>" * 5_000 + b"x",
+    "notes.docx": docx('<w:p><w:r><w:footnoteReference w:id="1"/></w:r></w:p>' * 20_000),
+    "envelope.mbox": b"From a 00:00 " * 5_000 + b"\n",
+    "styles.vtt": b"WEBVTT\n\n00:01.000 --> 00:02.000\n" + b"<a" * 300_000,
+    "word.pdf": pdf(shown(["a" * 300_000])),
+    "groups.rtf": b"{\\rtf1" + b"{" * 100_000,
+    "parts.eml": b"From: a\nTo: b\nContent-Type: multipart/mixed; boundary=b\n\n" + b"--b\n" * 50_000,
+    "brackets.ipynb": b'{"cells": ' + b"[" * 300_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_takes_time_in_proportion_to_its_size(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(HOSTILE[name])
+    code = f"""from pylongctx.readers.files import read_file
+try:
+    read_file({str(path)!r})
+except ValueError:
+    pass"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 # ---- what is missing ----
 
 
