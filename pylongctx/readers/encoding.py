@@ -50,6 +50,8 @@ RARE = (
 SAMPLE = 1 << 16  # bytes or characters by which an encoding is recognized
 MAX_ODD = 0.02  # share of characters that a text does not have, for a file to be one
 CONTROLS = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
+NAMED = re.compile(rb"(?:encoding|coding|charset)\s*[=:]\s*[\"']?([A-Za-z][A-Za-z0-9._-]{1,30})")
+NAMED_WITHIN = 1024  # bytes
 NOT_ASCII = re.compile(rb"[\x80-\xff]")
 SIGN_IN_WORD = re.compile(rb"[A-Za-z][\x80-\x90\x93-\x95][a-z]")  # a letter of another encoding
 LETTERS_ALONE = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xc0-\xff]{2,}(?![A-Za-z\x80-\xff])")  # a word of another alphabet
@@ -58,8 +60,8 @@ LETTERS_ALONE = re.compile(rb"(?<![A-Za-z\x80-\xff])[\xc0-\xff]{2,}(?![A-Za-z\x8
 def decode(data: bytes, declared: str | None = None) -> Extract:
     """Return the text in bytes, with newlines as line ends.
 
-    ``declared`` is the encoding that a header names; a byte order mark overrides it. Raises Refused when the bytes are
-    not text, and ImportError without the package that recognizes older encodings.
+    ``declared`` is the encoding that a header names; a byte order mark and valid UTF-8 override it. Raises Refused when
+    the bytes are not text, and ImportError without the package that recognizes older encodings.
     """
     text, notes = _decode(data, declared)
     return Extract(text.replace("\r\n", "\n").replace("\r", "\n"), notes)
@@ -76,7 +78,7 @@ def _decode(data: bytes, declared: str | None) -> Extract:
     if marked := _marked(data):
         encoding, start = marked
         return _lenient(data[start:], encoding)
-    if declared and (found := _declared(data, declared)):
+    if data.isascii() and declared and (found := _declared(data, declared)):
         return found
     if unmarked := _unmarked(data):
         text = data.decode(unmarked)
@@ -84,13 +86,19 @@ def _decode(data: bytes, declared: str | None) -> Extract:
     _check(data)
     try:
         return Extract(data.decode("iso2022_jp" if b"\x1b$" in data else "utf-8"))
-    except UnicodeDecodeError:
-        return _nearly_utf8(data) or _legacy(data)
+    except UnicodeDecodeError:  # a declaration may be out of date, while few other texts are valid UTF-8
+        return _declared(data, declared or _named(data)) or _nearly_utf8(data) or _legacy(data)
 
 
 def _marked(data: bytes) -> tuple[str, int] | None:
     """Return the encoding of a byte order mark and the length of the mark."""
     return next(((encoding, len(mark)) for mark, encoding in MARKS if data.startswith(mark)), None)
+
+
+def _named(data: bytes) -> str:
+    """Return the encoding that a text names itself, as XML and source code do."""
+    found = NAMED.search(data[:NAMED_WITHIN])
+    return found[1].decode() if found else ""
 
 
 def _declared(data: bytes, name: str) -> Extract | None:

@@ -149,6 +149,7 @@ POLISH = (
 )
 GERMAN = "Die Größe der Straße beträgt sieben Kilometer, sagte der Bürgermeister. „Es ist schön hier“, meinte sie.\n"
 FRENCH = "L'élève répondit à sa mère qu'il était déjà fatigué. Le café était fermé dès le début de l'été.\n"
+XML = f'<?xml version="1.0" encoding="KOI8-R"?>\n<text>{RUSSIAN}</text>\n'
 
 TEXTS = (
     Case("plain.txt", "UTF-8", RUSSIAN.encode(), RUSSIAN),
@@ -195,6 +196,7 @@ TEXTS = (
         FRENCH,
         ("read as Mac Roman, as it is not UTF-8",),
     ),
+    Case("feed.xml", "XML that declares KOI8-R, as it is", XML.encode("koi8-r"), XML),
     Case("notes.md", "Markdown, as it is", b"# Title\n\n- *one*\n", "# Title\n\n- *one*\n"),
     Case("code.py", "source code, as it is", b'page = "<html><p>"\n', 'page = "<html><p>"\n'),
     Case(
@@ -230,6 +232,7 @@ DECLARED = f'<html><head><meta charset="windows-1251"></head><body><p>{RUSSIAN.s
 PAGES = (
     Case("page.html", "markup, scripts, lists, a table, what is hidden", PAGE.encode(), PAGE_TEXT),
     Case("declared.html", "its own declaration of Windows-1251", DECLARED.encode("cp1251"), RUSSIAN.strip()),
+    Case("stale.html", "UTF-8 that declares Windows-1251", DECLARED.encode(), RUSSIAN.strip()),
     Case("part.htm", "a part of a page, by its name", b"<p>one <i>two</i></p>", "one two"),
     Case("deep.html", "20,000 elements inside each other", b"<html>" + b"<div>" * 20_000 + b"deep", "deep"),
     Case(
