@@ -78,12 +78,12 @@ def _decode(data: bytes, declared: str | None) -> Extract:
     if marked := _marked(data):
         encoding, start = marked
         return _lenient(data[start:], encoding)
-    if data.isascii() and declared and (found := _declared(data, declared)):
-        return found
     if unmarked := _unmarked(data):
         text = data.decode(unmarked)
         return Extract(text, (f"read as {_title(unmarked)}, although it has no byte order mark",))
     _check(data)
+    if data.isascii() and declared and (found := _declared(data, declared)):
+        return found
     try:
         return Extract(data.decode("iso2022_jp" if b"\x1b$" in data else "utf-8"))
     except UnicodeDecodeError:  # a declaration may be out of date, while few other texts are valid UTF-8

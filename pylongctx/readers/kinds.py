@@ -16,7 +16,8 @@ PACKED = "is a compressed archive: unpack it first"
 REFUSED = (
     (0, b"\x89PNG\r\n", PICTURE),
     (0, b"\xff\xd8\xff", PICTURE),
-    (0, b"GIF8", PICTURE),
+    (0, b"GIF87a", PICTURE),
+    (0, b"GIF89a", PICTURE),
     (0, b"II*\0", PICTURE),
     (0, b"MM\0*", PICTURE),
     (8, b"WEBPVP8", PICTURE),
@@ -25,8 +26,8 @@ REFUSED = (
     (0, b"AT&TFORM", PICTURE),
     (0, b"ID3\x03", SOUND),
     (0, b"ID3\x04", SOUND),
-    (0, b"OggS", SOUND),
-    (0, b"fLaC", SOUND),
+    (0, b"OggS\0", SOUND),
+    (0, b"fLaC\0", SOUND),
     (8, b"WAVEfmt ", SOUND),
     (8, b"AVI LIST", SOUND),
     (4, b"ftyp", SOUND),
@@ -40,8 +41,9 @@ REFUSED = (
     (257, b"ustar", PACKED),
     (60, b"BOOKMOBI", "is a Kindle book: convert it to EPUB first, for instance with Calibre"),
     (0, b"\xeaDRMION\xee", "is a Kindle book with DRM: only the programs of its shop can read it"),
-    (0, b"%!PS", "is PostScript: convert it to PDF first, for instance with ps2pdf"),
-    (0, b"GGUF", "is a model: name it with -m"),
+    (0, b"%!PS-Adobe", "is PostScript: convert it to PDF first, for instance with ps2pdf"),
+    (0, b"GGUF\x02\0", "is a model: name it with -m"),
+    (0, b"GGUF\x03\0", "is a model: name it with -m"),
     (0, b"\x7fELF", "is a program, not a text"),
     (0, b"MZ\x90\0", "is a program, not a text"),
     (0, b"SQLite format 3\0", "is a database: export what you need as CSV first"),
@@ -93,7 +95,7 @@ def check_head(head: bytes) -> None:
 
 
 def _is_pdf(data: bytes) -> bool:
-    if data.lstrip(b"\xef\xbb\xbf \t\r\n\0").startswith(b"%PDF-"):
+    if data[:PDF_WITHIN].lstrip(b"\xef\xbb\xbf \t\r\n\0").startswith(b"%PDF-"):
         return True
     return b"\n%PDF-" in data[:PDF_WITHIN] and b"startxref" in data[-PDF_WITHIN:]
 

@@ -81,6 +81,9 @@ def test_a_damaged_file_is_read_or_refused(case):
         ("\u6f22\u5b57".encode("iso2022_jp"), "\u6f22\u5b57", ""),
         ("ab\u6f22".encode("utf-16-be") + b"\x00", None, "NUL bytes"),
         (b"\0\1", None, "NUL bytes"),
+        (b"GGUF is a format, and %PDF-1.7\nis another", "GGUF is a format, and %PDF-1.7\nis another", ""),
+        (b"From: here\nto there", "From: here\nto there", ""),
+        (b'{"cells": 1}\n{"cells": 2}\n', '{"cells": 1}\n{"cells": 2}\n', ""),
     ],
 )
 def test_text_in_any_encoding(data, text, note):

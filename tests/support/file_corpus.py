@@ -233,6 +233,13 @@ PAGES = (
     Case("page.html", "markup, scripts, lists, a table, what is hidden", PAGE.encode(), PAGE_TEXT),
     Case("declared.html", "its own declaration of Windows-1251", DECLARED.encode("cp1251"), RUSSIAN.strip()),
     Case("stale.html", "UTF-8 that declares Windows-1251", DECLARED.encode(), RUSSIAN.strip()),
+    Case(
+        "wide.html",
+        "UTF-16 without a mark that declares UTF-8",
+        '<html><meta charset="utf-8"><p>one</p>'.encode("utf-16-be"),
+        "one",
+        ("read as UTF-16, although it has no byte order mark",),
+    ),
     Case("part.htm", "a part of a page, by its name", b"<p>one <i>two</i></p>", "one two"),
     Case("deep.html", "20,000 elements inside each other", b"<html>" + b"<div>" * 20_000 + b"deep", "deep"),
     Case(
