@@ -16,7 +16,7 @@ from pylongctx import Llama
 from pylongctx.catalog import resolve
 from pylongctx.engine import drafting
 from pylongctx.engine.job import Counters
-from pylongctx.files import read_file
+from pylongctx.readers.files import read_file
 
 ROOM = 256  # tokens of a context after the text
 

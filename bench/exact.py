@@ -19,7 +19,7 @@ from report import machine, table
 
 from pylongctx import Llama
 from pylongctx.catalog import resolve
-from pylongctx.files import read_file
+from pylongctx.readers.files import read_file
 
 HEAD = ["model", "KV", "answers", "differ", "last logits differ", "largest gap", "drafted", "accepted"]
 

@@ -263,7 +263,7 @@ def one_of(words: Sequence[str]) -> Callable[[str], str]:
 
 def file_text(path: str) -> str:
     """Return the text of a file, without a newline at its end."""
-    from pylongctx.files import plain_text
+    from pylongctx.readers.files import plain_text
 
     return plain_text(path).removesuffix("\n")
 

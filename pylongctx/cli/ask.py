@@ -21,7 +21,7 @@ from pylongctx.cli.generation import (
 )
 from pylongctx.cli.markdown import AnswerOutput
 from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, model_path, open_llama, short_name
-from pylongctx.files import FileText, files_in, read_file, text_of
+from pylongctx.readers.files import FileText, read_all, text_of
 
 if TYPE_CHECKING:
     from pylongctx.llama import Llama
@@ -42,7 +42,7 @@ EXAMPLES = """examples:
 def add_parser(commands: Any) -> None:
     """Add the subcommand."""
     parser = commands.add_parser("ask", description=__doc__, epilog=EXAMPLES, allow_abbrev=False)
-    help = "text, PDF and EPUB files, or folders of them (standard input), and last the question"
+    help = "files (text, PDF, EPUB, DOCX, ...), or folders of them (standard input), and last the question"
     parser.add_argument("words", nargs="+", metavar="FILE... QUESTION", help=help)
     options = Options(parser, "ask")
     options.switch("--no-store", help="keep nothing on disk of what was read")
@@ -89,11 +89,13 @@ def split(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _texts(names: Sequence[str], output: AnswerOutput) -> list[FileText]:
-    found = [read_file(name) for name in files_in(names)] or [text_of(sys.stdin.buffer.read(), "")]
-    for file in found:
-        if file.note:
-            output.note(f"{file.name or 'standard input'}: {file.note}")
-    return found
+    files, left_out = read_all(names) if names else ([text_of(sys.stdin.buffer.read(), "")], [])
+    for file in files:
+        for note in file.notes:
+            output.note(f"{file.name or 'standard input'}: {note}")
+    for line in left_out:
+        output.note(line)
+    return files
 
 
 def _count(args: argparse.Namespace, text: str) -> int:

@@ -39,8 +39,8 @@ from pylongctx.cli.options import (
 )
 from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS
 from pylongctx.errors import ContextFull, PromptTooLong
-from pylongctx.files import read_file, text_of
 from pylongctx.models import embedded_model
+from pylongctx.readers.files import read_file, text_of, without_notes
 
 if TYPE_CHECKING:
     from pylongctx.engine.compress import CompressionReport
@@ -330,7 +330,7 @@ class ChatLoop:
 
     def _file(self, name: str) -> str:
         file = read_file(name)
-        note = f" ({file.note})" if file.note else ""
+        note = f" ({'; '.join(file.notes)})" if file.notes else ""
         self.output.note(f"{name}: {self.conversation.count(file.text)} tokens{note}")
         return file.framed
 
@@ -428,6 +428,10 @@ def _path(text: str, usage: str) -> Path:
 def first_message(args: argparse.Namespace) -> str | None:
     """Return the texts of --file, of a pipe and of --prompt as one message; None when there is none."""
     prompt = given_text(argparse.Namespace(**vars(args) | {"file": None}), "prompt", "file")
-    piped = "" if prompt is None or sys.stdin.isatty() else text_of(sys.stdin.buffer.read(), "standard input").text
+    piped = (
+        ""
+        if prompt is None or sys.stdin.isatty()
+        else without_notes(text_of(sys.stdin.buffer.read(), "standard input"))
+    )
     parts = [part for part in (args.file, piped.strip("\n"), prompt) if part]
     return "\n\n".join(parts) if parts else None

@@ -57,9 +57,9 @@ def _text(args: argparse.Namespace) -> str:
         return text
     if sys.stdin.isatty():
         raise ValueError("there is no text to continue: give -p TEXT or -f FILE, or pipe it in")
-    from pylongctx.files import text_of, without_note
+    from pylongctx.readers.files import text_of, without_notes
 
-    return without_note(text_of(sys.stdin.buffer.read().removesuffix(b"\n"), "standard input"))
+    return without_notes(text_of(sys.stdin.buffer.read().removesuffix(b"\n"), "standard input", markup=True))
 
 
 def _write_text(llm: "Llama", output: Output, text: str, **arguments: Any) -> None:

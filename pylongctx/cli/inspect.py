@@ -20,8 +20,8 @@ from rich.table import Table
 from pylongctx._units import bytes_text
 from pylongctx.cli.console import show_table
 from pylongctx.cli.options import add_methods, add_model_options, add_prompt_options, llama_arguments, model_path
-from pylongctx.files import read_file, without_note
 from pylongctx.methods import LongHeads, Method, parse
+from pylongctx.readers.files import plain_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -235,7 +235,7 @@ def _tokens(args: argparse.Namespace) -> list[int]:
     if not args.text:
         return make_prompt(args).tokens
     with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
-        tokens = vocabulary.tokenize(without_note(read_file(args.text)).encode())
+        tokens = vocabulary.tokenize(plain_text(args.text).encode())
     if not 1 <= args.length <= len(tokens):
         raise ValueError(f"--length must be from 1 to {len(tokens)}, the tokens of {args.text}, not {args.length}")
     return tokens[: args.length]

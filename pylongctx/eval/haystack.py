@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from pylongctx.files import plain_text
+from pylongctx.readers.files import plain_text
 
 SENTENCES = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 SYNTHETIC = "synthetic"

@@ -34,9 +34,9 @@ from pylongctx.eval.task import (
     Vocabulary,
     memory,
 )
-from pylongctx.files import read_file, without_note
 from pylongctx.llama import Llama
 from pylongctx.methods import NONE
+from pylongctx.readers.files import plain_text
 
 MODES = ("llama.cpp", "sliding", "incremental", "last")
 
@@ -120,7 +120,7 @@ def read_text(path: str) -> str:
     """Return a file's text without a last newline, as llama.cpp's ``-f`` reads it."""
     if not Path(path).is_file():
         raise ValueError(f"there is no text file {path!r}")
-    return without_note(read_file(path)).removesuffix("\n")
+    return plain_text(path).removesuffix("\n")
 
 
 def read_texts(files: str | Sequence[str]) -> dict[str, str]:
