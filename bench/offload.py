@@ -9,6 +9,7 @@ opened; with --alone after one token, and after all. Without a GPU the CPU stand
 """
 
 import argparse
+import gc
 import multiprocessing
 import pickle
 import re
@@ -86,6 +87,7 @@ def begin(args: argparse.Namespace, llm: Llama, tokens: list[int], path: Path) -
     """Give the tokens their rows."""
     if not args.fill:
         llm.load_state(pickle.loads(path.read_bytes()))
+        gc.collect()
         return
     # memory and time are those of a text, answers are not
     llm.eval(tokens[:STEP])
