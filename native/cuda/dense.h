@@ -114,7 +114,9 @@ template <typename S, typename C> struct dense_reader {
 
     // Tiles of block number i.
     __device__ uint16_t * k_tile(int i) const { return (uint16_t *)(shared + i % S::STAGES * S::STAGE); }
-    __device__ uint16_t * v_tile(int i) const { return k_tile(i) + (S::STAGE - S::K_OR_V) / sizeof(uint16_t); }
+    __device__ uint16_t * v_tile(int i) const {
+        return (uint16_t *)(shared + (i % S::STAGES + 1) * S::STAGE - S::K_OR_V);
+    }
     __device__ char * k_raw() const { return shared + S::TILES; }
     __device__ char * v_raw() const { return k_raw() + raw.k; }
     // Queries that block number i meets, before the values of another one come into their place.
@@ -413,14 +415,15 @@ template <typename S, typename C> struct dense_reader {
         lctx_unrolled<2>([&](int i) { turned[i] = any ? angle[i] : turned[i]; });
         return any;
     }
-    // Queries as they see a part; scores are base 2 without softcap.
-    __device__ void turn(const part & p, uint16_t * to) const {
-        // kept: what follows from it does not wait in registers while rows are read
-        const float kept = lctx_as_float((uint32_t)lctx_kept((int)lctx_as_uint(a.params.scale)));
+    // Queries as they see a part, for block number `block`; scores are base 2 without softcap.
+    __device__ void turn(const part & p, int block) const {
+        // two stages leave no register in which what follows from it could wait
+        const float kept =
+            S::STAGES == 1 ? a.params.scale : lctx_as_float((uint32_t)lctx_kept((int)lctx_as_uint(a.params.scale)));
         const float scale = a.params.softcap != 0.0f ? kept / a.params.softcap : kept * LCTX_LOG2_E;
         if (a.params.hadamard.k != 0) {
             for (int c = lctx_warp(); c < columns.n_column(); c += WARPS) {
-                turn_transformed(c, columns.segment(c, p.seg).angle, scale, to);
+                turn_transformed(c, columns.segment(c, p.seg).angle, scale, block);
             }
             return;
         }
@@ -445,18 +448,19 @@ template <typename S, typename C> struct dense_reader {
                 y = x * cs[1] + y * cs[0], x = rotated;
             }
             const uint32_t both = lctx_pack_limited(scale * x, scale * y);
-            to[S::layout::at(c, first)] = (uint16_t)both, to[S::layout::at(c, second)] = (uint16_t)(both >> 16);
+            queries(block)[S::layout::at(c, first)] = (uint16_t)both;
+            queries(block)[S::layout::at(c, second)] = (uint16_t)(both >> 16);
         }
     }
     __device__ const float * query(int column) const { return (const float *)columns.query(column); }
-    __device__ void turn_transformed(int column, int32_t angle, float scale, uint16_t * to) const {
+    __device__ void turn_transformed(int column, int32_t angle, float scale, int block) const {
         constexpr int N = (S::DIM + LCTX_WARP - 1) / LCTX_WARP;
         float x[N];
         lctx_turn_query(a, columns.token(column), columns.head(column), angle, scale, x);
         lctx_unrolled<N>([&](int i) {
             const int d = i * LCTX_WARP + lctx_lane();
             if (d < S::DIM) {
-                to[S::layout::at(column, d)] = (uint16_t)lctx_pack_limited(x[i], 0.0f);
+                queries(block)[S::layout::at(column, d)] = (uint16_t)lctx_pack_limited(x[i], 0.0f);
             }
         });
     }
@@ -470,7 +474,7 @@ template <typename S, typename C> struct dense_reader {
             reads = lctx_ballot(lo[0] < hi[0] || lo[1] < hi[1]) != 0;
         }
         if (turns(p)) {
-            turn(p, queries(i));
+            turn(p, i);
             __syncthreads();
             q.take(queries(i) + S::column0() * S::layout::STRIDE + S::dim0());
             __syncthreads();
