@@ -108,23 +108,23 @@ def measure(args: argparse.Namespace, n: int, mib: int, path: Path) -> list[str]
     """Return one row of the table."""
     with opened(args, n, mib) as llm:
         tokens = text_tokens(args, llm, n + args.decode)
-        start, end = n - args.end, tokens[n:]
-        begin(args, llm, tokens[:start], path)
-        if args.alone:
-            prompt = [seconds(llm, tokens[start:n])]
-            before = llm.offload_usage()
-            token = [seconds(llm, end[:1])]
-            memory = [rss()]
-            token += [seconds(llm, [one]) for one in end[1:]]
-            memory.append(rss())
-            speeds = [f"{args.end / prompt[0]:.1f} tokens/s", f"{1 / statistics.median(token):.2f} tokens/s"]
-        else:
-            speeds, before, memory = by_turns(args, llm, tokens, n, path)
+        begin(args, llm, tokens[: n - args.end], path)
+        speeds, before, memory = alone(args, llm, tokens, n) if args.alone else by_turns(args, llm, tokens, n, path)
         usage, rows = llm.offload_usage(), llm.kv_usage().bytes
     hits, misses, far = (getattr(usage, name) - getattr(before, name) for name in ("hits", "misses", "far"))
     sizes = [f"{size / MIB:.0f} MiB" for size in (rows, usage.file_bytes, *memory)]
     moved = (misses + far) * usage.unit_bytes / args.decode
     return [str(n), f"{mib} MiB", *sizes, *speeds, f"{hits / (hits + misses + far):.0%}", f"{moved / MIB:.1f} MiB"]
+
+
+def alone(args: argparse.Namespace, llm: Llama, tokens: list[int], n: int) -> tuple[list, object, list]:
+    """Return the speeds in tokens per second, the usage before tokens, and RSS after one of these and after all."""
+    prompt, before = seconds(llm, tokens[n - args.end : n]), llm.offload_usage()
+    token = [seconds(llm, tokens[n : n + 1])]
+    memory = [rss()]
+    token += [seconds(llm, [one]) for one in tokens[n + 1 :]]
+    speeds = [f"{args.end / prompt:.1f} tokens/s", f"{1 / statistics.median(token):.2f} tokens/s"]
+    return speeds, before, [*memory, rss()]
 
 
 def by_turns(args: argparse.Namespace, llm: Llama, tokens: list[int], n: int, path: Path) -> tuple[list, object, list]:

@@ -151,12 +151,8 @@ bool on_abort(void * data) {
 llama_context * init(llama_model * model, const llama_context_params & params, const std::string & method,
                      uint32_t n_ctx, const lctx_context_params & ours) {
     lctx_pending & pending = lctx_pending_settings();
-    pending.active = true;
-    pending.method = method;
-    pending.n_ctx = n_ctx;
-    pending.kv_limit = ours.kv_limit;
-    pending.fixed = ours.deterministic != 0;
-    pending.offload = {ours.kv_offload, ours.kv_offload_folder ? ours.kv_offload_folder : ""};
+    const lctx_offload offload = {ours.kv_offload, ours.kv_offload_folder ? ours.kv_offload_folder : ""};
+    pending = {true, method, n_ctx, ours.kv_limit, ours.deterministic != 0, offload};
     const uint32_t n_ctx_train =
         model->hparams.n_ctx_train;  // YaRN settings of a context change it for those that follow
     llama_context * ctx = llama_init_from_model(model, params);

@@ -134,23 +134,20 @@ def context_settings(given: Mapping[str, Any], threads: tuple[int, int]) -> dict
     check_bytes("kv_limit", kv_limit)
     n_batch, embedding = check_count("n_batch", given["n_batch"]), bool(given["embedding"])
     settings = {name: given[name] for name in CONTEXT_FIELDS if given[name] is not None}  # None: llama.cpp's default
-    return (
-        settings
-        | {
-            "n_ctx": check_count("n_ctx", given["n_ctx"], 0) or (n_batch if embedding else 0),
-            "n_batch": n_batch,
-            # a text is embedded in one batch
-            "n_ubatch": n_batch if embedding else min(n_batch, check_count("n_ubatch", given["n_ubatch"])),
-            "n_seq_max": min(n_batch, MAX_TEXTS) if embedding else 1,
-            "embeddings": embedding,
-            "n_threads": threads[0],
-            "n_threads_batch": threads[1],
-            "type_k": kv_type("type_k", given["type_k"]),
-            "type_v": kv_type("type_v", given["type_v"]),
-            "kv_limit": min(kv_limit or 0, 2**64 - 1),
-        }
-        | kv_offload(given["kv_offload"], given["kv_offload_mib"], given["kv_offload_path"])
-    )
+    return settings | {
+        "n_ctx": check_count("n_ctx", given["n_ctx"], 0) or (n_batch if embedding else 0),
+        "n_batch": n_batch,
+        # a text is embedded in one batch
+        "n_ubatch": n_batch if embedding else min(n_batch, check_count("n_ubatch", given["n_ubatch"])),
+        "n_seq_max": min(n_batch, MAX_TEXTS) if embedding else 1,
+        "embeddings": embedding,
+        "n_threads": threads[0],
+        "n_threads_batch": threads[1],
+        "type_k": kv_type("type_k", given["type_k"]),
+        "type_v": kv_type("type_v", given["type_v"]),
+        "kv_limit": min(kv_limit or 0, 2**64 - 1),
+        **kv_offload(given["kv_offload"], given["kv_offload_mib"], given["kv_offload_path"]),
+    }
 
 
 def evicts(given: Mapping[str, Any]) -> bool:
@@ -191,18 +188,9 @@ def kv_offload(where: str | None, mib: int | None, path: str | os.PathLike[str] 
             raise ValueError("kv_offload_mib needs kv_offload='host' or 'disk'")
         return {"kv_offload": 0}
     close = int(lib.LCTX_OFFLOAD_AUTO) if mib is None else check_count("kv_offload_mib", mib) << 20
-    folder = _offload_folder(path) if where == DISK else None
     # the settings own the text
-    name = ffi.NULL if folder is None else ffi.new("char[]", os.fsencode(folder))
-    return {"kv_offload": close, "kv_offload_folder": name}
-
-
-def _offload_folder(path: str | os.PathLike[str] | None) -> str:
-    if path is not None:
-        return os.fspath(path)
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    return os.fspath(folder)
+    folder = ffi.new("char[]", os.fsencode(cache_folder() if path is None else path)) if where == DISK else ffi.NULL
+    return {"kv_offload": close, "kv_offload_folder": folder}
 
 
 def warn_without_device(n_gpu_layers: int | str, rpc_servers: str | None, verbose: bool) -> None:

@@ -196,9 +196,9 @@ class Llama(Completer):
     kv_store_words : bool
         Store the first words of each text, for ``pylongctx kv ls``. The tokens are stored anyway.
     kv_offload : "host" or "disk" or None
-        Keep K and V in a slower memory and copy the chunks that heads select to a buffer, where they replace the least
-        recently read ones. "host": in host memory, with the buffer on the device. "disk": in a file, with the buffer in
-        host memory; for layers on the CPU. For longheads without an eviction rule.
+        Keep K and V in a slower memory and copy the chunks that heads select to a buffer, where they replace those
+        that are read less often. "host": in host memory, with the buffer on the device. "disk": in a file, with the
+        buffer in host memory; for layers on the CPU. For longheads without an eviction rule.
     kv_offload_mib : int or None
         MiB of the buffer; None: twice what a query selects, and at least what one reads before selection begins.
         ``offload_usage()`` counts hits.

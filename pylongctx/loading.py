@@ -12,7 +12,7 @@ from typing import Any
 
 from pylongctx import _arguments as arguments
 from pylongctx._cache_folder import cache_folder
-from pylongctx._enums import AUTO_LAYERS
+from pylongctx._enums import AUTO_LAYERS, DISK
 from pylongctx._guess import guess
 from pylongctx._lib import error, ffi, lib, library_path, text
 from pylongctx._log import LOG
@@ -352,6 +352,8 @@ class OpenedModel:
         self._set_log_level()
         self.model, self.files = _load(self.path, where)
         try:
+            if self.given["kv_offload"] == DISK and self.given["kv_offload_path"] is None:
+                cache_folder().mkdir(parents=True, exist_ok=True)
             self.context = Context(self.model, settings, spec)
         except BaseException:
             self.model.close()

@@ -165,7 +165,6 @@ void bring(head & h, want kind, int n) {
             has_room ? put(h, h.missing[i].index + unit, h.frames[i].index + unit) : pass(h, h.missing[i].index + unit);
         }
     }
-    std::sort(h.jobs, h.jobs + h.n_job, [](const job & x, const job & y) { return x.key < y.key; });
 }
 
 // ---- bytes ----
@@ -218,6 +217,7 @@ std::pair<int32_t, bool> read_run(const head & h, int32_t first, int32_t n_job, 
 // What the system has in memory comes at once, and the rest is asked for before any of it is waited for. A unit that
 // cannot be read is not here: the file keeps the error.
 void read(const head & h) {
+    std::sort(h.jobs, h.jobs + h.n_job, [](const job & x, const job & y) { return x.key < y.key; });
     int32_t n_late = 0;
     for (int32_t i = 0; i < h.n_job;) {
         const auto [n, is_here] = read_run(h, i, h.n_job, false);

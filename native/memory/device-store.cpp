@@ -45,8 +45,7 @@ lctx_device_store::lctx_device_store(ggml_backend_dev_t dev, ggml_backend_buffer
         staging_table = add("lctx_staging_table", GGML_TYPE_I32, table->ne[0] * shape.of_page(), n_head, shape.n_seq);
         if (!shape.folder.empty()) {
             const auto by_heads = [](const auto & a, const auto & b) { return a.n < b.n; };
-            const int64_t n_row = std::max_element(layers.begin(), layers.end(), by_heads)->n *
-                                  (int64_t)shape.n_page_head * LCTX_PAGE_ROWS;
+            const int64_t n_row = std::max_element(layers.begin(), layers.end(), by_heads)->n * shape.n_row_head();
             k_transit = add("lctx_k_transit", shape.type_k, shape.head_dim_k, n_row);
             v_transit = add("lctx_v_transit", shape.type_v, shape.head_dim_v, n_row);
         }
@@ -123,7 +122,6 @@ lctx_layer lctx_device_store::layer(ggml_context * ctx, const lctx_layer_heads &
         return each(t, heads.first * n_row, heads.n * n_row);
     };
     const bool by_query = shape_.chunks && shape_.chunks->by_attention();
-    const int64_t transit = (int64_t)shape_.n_page_head * LCTX_PAGE_ROWS;  // rows of a head
     return {k_pool,
             v_pool,
             lists(table),
@@ -136,7 +134,7 @@ lctx_layer lctx_device_store::layer(ggml_context * ctx, const lctx_layer_heads &
             units(v_staged),
             each(staging, heads.first, heads.n),
             lists(staging_table),
-            each(k_transit, 0, heads.n * transit),
-            each(v_transit, 0, heads.n * transit),
+            each(k_transit, 0, heads.n * shape_.n_row_head()),
+            each(v_transit, 0, heads.n * shape_.n_row_head()),
             shape_.hadamard};
 }

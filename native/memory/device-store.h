@@ -63,6 +63,8 @@ struct lctx_kv_shape {
     // Rows of a unit are 1 << this; units of a page.
     int32_t unit_shift() const { return lctx_unit_shift(chunks->chunk_size); }
     int32_t of_page() const { return LCTX_PAGE_ROWS >> unit_shift(); }
+    // Rows of a head in the pools, all of which may pass through.
+    int64_t n_row_head() const { return (int64_t)n_page_head * LCTX_PAGE_ROWS; }
     static int32_t n_block(int32_t n_rows) { return (n_rows + LCTX_PAGE_ROWS - 1) / LCTX_PAGE_ROWS; }
     int32_t n_complete(int32_t n_pos) const { return chunks ? n_pos / chunks->chunk_size : 0; }
 };

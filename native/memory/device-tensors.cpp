@@ -116,7 +116,7 @@ bool lctx_device_tensors::allocate(const far_tensors & far, bool shrinks, bool d
 }
 
 std::string lctx_device_tensors::no_memory() const {
-    const std::string error = file_ ? file_->take_error() : "";
+    const std::string error = take_io_error();
     return !error.empty() ? error + "; remove tokens, or free space there"
                           : name() +
                                 " has no memory left for the KV cache: remove tokens, put fewer layers there, or use "

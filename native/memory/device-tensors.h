@@ -45,12 +45,12 @@ class lctx_device_tensors {
     // Until nothing is running there.
     void wait();
     // Where far tensors are in a file: what it could not do since the last call.
-    std::string take_io_error() { return file_ ? file_->take_error() : ""; }
+    std::string take_io_error() const { return file_ ? file_->take_error() : ""; }
     // The file, or nullptr.
     const lctx_file_arena * file() const { return file_; }
 
     // True when memory has to be committed before it is used.
-    bool commits() const { return arena_->commits() || file_; }
+    bool commits() const { return arena_->commits() || (far_ && far_->commits()); }
     // Bytes that are committed, where memory is committed in parts; else 0.
     uint64_t committed() const { return arena_->committed(); }
 

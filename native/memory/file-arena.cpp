@@ -69,9 +69,6 @@ lctx_file_arena & arena_of(ggml_backend_buffer_t buffer) {
 ggml_backend_buffer_i interface() {
     ggml_backend_buffer_i i = {};
     i.get_base = [](ggml_backend_buffer_t buffer) { return (void *)arena_of(buffer).data(); };
-    i.memset_tensor = [](ggml_backend_buffer_t buffer, ggml_tensor * t, uint8_t value, size_t offset, size_t size) {
-        arena_of(buffer).fill((char *)t->data + offset, value, size);
-    };
     i.set_tensor = [](ggml_backend_buffer_t buffer, ggml_tensor * t, const void * data, size_t offset, size_t size) {
         arena_of(buffer).write((char *)t->data + offset, data, size);
     };
@@ -266,15 +263,4 @@ bool lctx_file_arena::read_units(const char * first, const lctx_row_target * tar
     }
     errno = got >= 0 ? 0 : errno;
     return fail("read");
-}
-
-void lctx_file_arena::fill(char * at, uint8_t value, size_t size) {
-    const std::vector<uint8_t> bytes(std::min(size, GRAIN), value);
-    for (size_t done = 0; done < size;) {
-        const size_t n = std::min(bytes.size(), size - done);
-        if (!write(at + done, bytes.data(), n)) {
-            return;
-        }
-        done += n;
-    }
 }

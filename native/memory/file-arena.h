@@ -33,7 +33,6 @@ class lctx_file_arena final : public lctx_arena, public lctx_row_file {
     bool read(const char * at, void * to, size_t size) override;
     bool write(char * at, const void * from, size_t size) override;
     bool read_units(const char * first, const lctx_row_target * targets, int n, bool wait) override;
-    void fill(char * at, uint8_t value, size_t size);
 
     // Return the first error since the last call, and whether something else has cut the file; empty: none.
     std::string take_error();

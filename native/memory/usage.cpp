@@ -2,6 +2,7 @@
 #include "blocks.h"
 
 #include <algorithm>
+#include <utility>
 
 std::string lctx_blocks::check_limit(int64_t n_page, const std::vector<int32_t> & n_pos) const {
     const uint64_t wanted = kv_limit_ ? bytes(n_page, n_pos) : 0;
@@ -53,11 +54,12 @@ void lctx_blocks::each_size(const std::function<void(ggml_backend_dev_t, const l
             }
         }
         if (placement_.shape().n_staged > 0) {
-            const bool is_file = !placement_.shape().folder.empty();
-            (is_file ? far.disk : far.k) = is_file ? near.k + near.v : near.k;
-            far.v = is_file ? 0 : near.v;
-            near.k = ggml_nbytes(store->k_staged) + (is_file ? ggml_nbytes(store->k_transit) : 0);
-            near.v = ggml_nbytes(store->v_staged) + (is_file ? ggml_nbytes(store->v_transit) : 0);
+            far.k = near.k, far.v = near.v;
+            near.k = ggml_nbytes(store->k_staged), near.v = ggml_nbytes(store->v_staged);
+            if (store->k_transit) {
+                far.disk = std::exchange(far.k, 0) + std::exchange(far.v, 0);
+                near.k += ggml_nbytes(store->k_transit), near.v += ggml_nbytes(store->v_transit);
+            }
             near.other -= near.k + near.v;
         }
         f(store->dev, near);
