@@ -34,6 +34,10 @@ class CatalogEntry(ABC):
     # What its authors recommend, or what keeps a small model from repeating itself: the default arguments of
     # ``create_chat_completion`` in ``ask``, ``chat`` and ``serve``.
     sampling: Mapping[str, float] = field(default_factory=dict)
+    # Commands choose among models with a rank when none is named: 1 invents answers about a text, higher ones answer
+    # better. 0 is only used by name.
+    rank: int = 0
+    kv_bytes: int = 0  # of K and V for a token, in f16
 
     @property
     @abstractmethod

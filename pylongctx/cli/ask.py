@@ -1,17 +1,22 @@
 """``pylongctx ask``: an answer about files, which are read once and kept for the next question."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pylongctx._cache_folder import cache_folder
+from pylongctx.catalog.choice import remember_speed
+from pylongctx.chat.asking import INSTRUCTION, Quote, prompt, quotes
 from pylongctx.cli.arguments import Options
-from pylongctx.cli.console import Meter, Stop
+from pylongctx.cli.console import THOUGHTS, Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
+from pylongctx.cli.default_model import BYTES_PER_TOKEN, choose_model
 from pylongctx.cli.generation import (
     add_answer_options,
     add_sampling_options,
@@ -21,12 +26,9 @@ from pylongctx.cli.generation import (
 )
 from pylongctx.cli.markdown import AnswerOutput
 from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, model_path, open_llama, short_name
+from pylongctx.methods import NONE
 from pylongctx.readers.files import FileText, read_all, text_of
 
-if TYPE_CHECKING:
-    from pylongctx.llama import Llama
-
-DEFAULT = "smollm2-135m"
 STORE = "kv"  # in the cache folder
 ANSWER = 1024  # tokens that a context has for the question and the answer
 CONTEXT_MULTIPLE = 4096  # n_ctx is a multiple of it, so that the next question finds the stored text
@@ -46,6 +48,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("words", nargs="+", metavar="FILE... QUESTION", help=help)
     options = Options(parser, "ask")
     options.switch("--no-store", help="keep nothing on disk of what was read")
+    options.switch("--quote", help="show the passages that the answer rests on, with their places")
+    options.switch("--json", help="print the answer, its passages, and what they took as JSON")
     add_answer_options(parser)
     add_llama_options(parser, positional=False)
     add_sampling_options(parser)
@@ -54,28 +58,74 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the files, and answer the question."""
+    """Read the files, and answer the question; returns 1 when there is no answer."""
     output, stop = AnswerOutput(None, args.markdown is not False), Stop()
     names, question = split(args.words)
-    text = "".join(file.framed for file in _texts(names, output))
-    if not args.model:
-        args.model = DEFAULT
+    files = _files(names, output)
+    text = "".join(file.framed for file in files)
+    choose_model(args, len(text.encode()) // BYTES_PER_TOKEN, output.note)
     meter = Meter(output.notes, stop)
     _choose(args, _count(args, text + question))
     given = {name: value for name, value in sampling_arguments(args).items() if value is not None}
     arguments = {"max_tokens": LIMIT} | advised_sampling(args) | given | template_arguments(args)
-    conversation = Conversation(open_llama(args, meter), None, arguments, args.loop_stop is not False)
+    conversation = Conversation(open_llama(args, meter), INSTRUCTION, arguments, args.loop_stop is not False)
     try:
         with stop.listening():
             read = _read(conversation, text, question, bool(args.kv_store))
-            output.answer(conversation.ask(f"{text}\n{question}", stop))
-        if conversation.turn.looped:
-            output.note("stopped: the answer repeats itself; --repeat-penalty 1.1 helps")
-        output.note(f"{model_label(args)}, {_where(conversation.llm)}; {read}; {conversation.turn.answer}")
+            remember_speed(model_label(args), read.n_evaluated, read.seconds)
+            found = _answer(conversation, text, question, stop, None if args.json else output)
+        shown = quotes(files, question, found) if args.quote or args.json else []
+        _report(args, conversation, read, found, shown, output)
     finally:
         meter.close()
         conversation.llm.close()
-    return 130 if stop() else 0
+    return 130 if stop() else int(not found.strip())
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What it took to read the text."""
+
+    n_tokens: int
+    n_evaluated: int
+    n_stored: int | None  # tokens that came from the store; None without one
+    seconds: float
+
+    def __str__(self) -> str:
+        """All of it in words."""
+        store = "" if self.n_stored is None else f", {self.n_stored} of them from the store"
+        return f"text of {self.n_tokens} tokens{store}, read in {self.seconds:.1f} s"
+
+
+def _answer(conversation: Conversation, text: str, question: str, stop: Stop, output: AnswerOutput | None) -> str:
+    """Return the answer without its thoughts, shown on an output as it is generated."""
+    pieces = conversation.ask(prompt(text, question), stop)
+    if output is None:
+        return "".join(piece for kind, piece in pieces if kind != THOUGHTS)
+    output.answer(pieces)
+    last = conversation.messages[-1]
+    return str(last["content"]) if last["role"] == "assistant" else ""
+
+
+def _report(
+    args: argparse.Namespace, conversation: Conversation, read: Reading, answer: str, shown: list[Quote], output: Output
+) -> None:
+    """Print the passages and what the answer took, or all of it as JSON."""
+    turn, llm = conversation.turn, conversation.llm
+    if args.json:
+        facts = {"answer": answer, "answered": bool(answer.strip()), "model": model_label(args)}
+        facts |= {"method": str(llm.method or NONE), "n_ctx": llm.n_ctx(), "tokens": read.n_tokens}
+        facts |= {"tokens_stored": read.n_stored or 0, "tokens_answer": turn.n_answer, "repeated_itself": turn.looped}
+        facts |= {"seconds_read": round(read.seconds, 3), "seconds_answer": round(turn.answer_seconds, 3)}
+        print(json.dumps(facts | {"quotes": [asdict(one) for one in shown]}, ensure_ascii=False))
+        return
+    for quote in shown:
+        output.note(str(quote))
+    if turn.looped:
+        output.note("stopped: the answer repeats itself; --repeat-penalty 1.1 helps")
+    output.note(
+        f"{model_label(args)}, {short_name(llm.method)}, {llm.n_ctx()} tokens of context; {read}; {turn.answer}"
+    )
 
 
 def split(words: Sequence[str]) -> tuple[list[str], str]:
@@ -88,7 +138,7 @@ def split(words: Sequence[str]) -> tuple[list[str], str]:
     return names, question
 
 
-def _texts(names: Sequence[str], output: AnswerOutput) -> list[FileText]:
+def _files(names: Sequence[str], output: AnswerOutput) -> list[FileText]:
     files, left_out = read_all(names) if names else ([text_of(sys.stdin.buffer.read(), "")], [])
     for file in files:
         for note in file.notes:
@@ -117,18 +167,11 @@ def _choose(args: argparse.Namespace, n_tokens: int) -> None:
         args.kv_store = os.fspath(cache_folder() / STORE)
 
 
-def _read(conversation: Conversation, text: str, question: str, stores: bool) -> str:
-    """Evaluate the files alone, so that the store keeps all of them for another question; returns what it took."""
-    import numpy as np
-
-    from pylongctx.engine.prefix import longest_prefix
-
+def _read(conversation: Conversation, text: str, question: str, stores: bool) -> Reading:
+    """Evaluate the files alone, so that the store keeps all of them for another question."""
     llm, start = conversation.llm, perf_counter()
-    whole, other = (conversation.tokens_of(f"{text}\n{one}") for one in (question, f"\n{question}"))
-    llm.prefill(whole[: longest_prefix(np.array(whole), np.array(other))])
-    store = f", {llm.kv_store_usage().tokens} of them from the store" if stores else ""
-    return f"text of {llm.n_tokens} tokens{store}, read in {perf_counter() - start:.1f} s"
-
-
-def _where(llm: "Llama") -> str:
-    return f"{short_name(llm.method)}, {llm.n_ctx()} tokens of context"
+    before = llm.session.n_evaluated
+    whole = conversation.tokens_of(prompt(text, question))
+    llm.prefill(whole[: -len(conversation.tokens_of(prompt("", question)))])
+    n_stored = llm.kv_store_usage().tokens if stores else None
+    return Reading(llm.n_tokens, llm.session.n_evaluated - before, n_stored, perf_counter() - start)

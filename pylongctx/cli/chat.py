@@ -17,6 +17,7 @@ from pylongctx._units import bytes_text
 from pylongctx.cli.arguments import Options, file_text, integer, number, on_off_auto
 from pylongctx.cli.console import Messages, Meter, Stop, unechoed
 from pylongctx.cli.conversation import Autosave, Conversation, latest
+from pylongctx.cli.default_model import CHAT_TOKENS, choose_model
 from pylongctx.cli.generation import (
     add_answer_options,
     add_sampling_options,
@@ -39,7 +40,6 @@ from pylongctx.cli.options import (
 )
 from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS
 from pylongctx.errors import ContextFull, PromptTooLong
-from pylongctx.models import embedded_model
 from pylongctx.readers.files import read_file, text_of, without_notes
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class Command:
 
 
 LOOPS = "--repeat-penalty 1.1 helps, --no-loop-stop lets it continue"
-TOY = "this is the built-in test model of 4.5 million parameters; try: pylongctx chat smollm2-135m"
 EPILOG = "In the conversation /help lists commands: /read FILE, /regen, /undo, /set, /save FILE, /method and others."
 
 
@@ -104,6 +103,7 @@ class ChatLoop:
         stop = Stop()
         meter = Meter(output.notes, stop)
         self.failed = self._interactive = False
+        choose_model(args, CHAT_TOKENS, output.note)
         arguments = advised_sampling(args) | sampling_arguments(args) | template_arguments(args)
         self.first = first_message(args)
         self.single = bool(args.single_turn) or (args.prompt is not None and not sys.stdin.isatty())
@@ -126,8 +126,6 @@ class ChatLoop:
             llm = self.conversation.llm
             method = short_name(llm.method)
             self.output.note(f"{model_label(self.args)}, {method}, {llm.n_ctx()} tokens of context; /help")
-            if Path(llm.model_path) == Path(embedded_model()):
-                self.output.note(TOY)
             if self.args.continues:
                 self._history("")
         try:

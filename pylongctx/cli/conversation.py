@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx._cache_folder import cache_folder
 from pylongctx._units import bytes_text
+from pylongctx.chat.loops import LOOP_TOKENS, is_loop, repeats
 from pylongctx.errors import PromptTooLong
 from pylongctx.methods import Method, Window
 
@@ -120,16 +121,19 @@ class Conversation:
         session, start = self.llm.session, perf_counter()
         before = session.n_evaluated
         message: dict[str, Any] = {"role": "assistant", "content": ""}
-        first, stops_loops = 0, self.stops_loops
+        first, stops_loops, repeating = 0, self.stops_loops, False
+        held: list[tuple[str, str]] = []  # what repeats the text before it: not shown if it becomes a loop
 
         def look(ids: Any, logits: Any) -> bool:
-            nonlocal start, first
+            nonlocal start, first, repeating
             if not turn.prompt_seconds:  # prefill is done, this is the first token
                 first = len(ids)
                 turn.n_prompt, turn.prompt_seconds = session.n_evaluated - before, perf_counter() - start
                 start = perf_counter()
-            if stops_loops and (len(ids) - first) % LOOP_CHECK_TOKENS == 0:
-                turn.looped = is_loop(ids[first:].tolist())
+            if stops_loops:
+                answer = ids[max(first, len(ids) - LOOP_TOKENS) :].tolist()
+                repeating = repeats(answer)
+                turn.looped = repeating and (len(ids) - first) % LOOP_CHECK_TOKENS == 0 and is_loop(answer)
             return turn.looped or stop()
 
         try:
@@ -140,10 +144,12 @@ class Conversation:
                 self.messages, stream=True, stopping_criteria=look, **self.arguments
             ):
                 choice = chunk["choices"][0]
-                for kind in KINDS:
-                    if text := choice["delta"].get(kind):
+                held += [(kind, text) for kind in KINDS if (text := choice["delta"].get(kind))]
+                if not repeating or (choice["finish_reason"] and not turn.looped):
+                    for kind, text in held:
                         message[kind] = message.get(kind, "") + text
                         yield kind, text
+                    held.clear()
                 if "usage" in chunk and not stop():
                     turn.reason = choice["finish_reason"]
                 if "usage" in chunk:
@@ -280,26 +286,3 @@ def latest() -> tuple[Path, Messages]:
     except (ValueError, KeyError, TypeError) as reason:
         raise ValueError(f"the conversation in {found[-1]} is damaged; remove the file") from reason
     return found[-1], messages
-
-
-# ---- loops ----
-
-MIN_TOKENS, MIN_TIMES = 64, 4  # minimum length of a loop
-MAX_PERIOD = 128  # tokens
-
-
-def is_loop(tokens: Sequence[int]) -> bool:
-    """Return True if an answer ends in a loop: one piece of tokens, repeated.
-
-    The piece has at most 128 tokens and is repeated at least four times, over at least 64 tokens.
-    """
-    n = len(tokens)
-    for period in range(1, MAX_PERIOD + 1):
-        span = max(MIN_TOKENS, MIN_TIMES * period)
-        if span > n:
-            return False
-        if tokens[n - 1] != tokens[n - 1 - period]:
-            continue
-        if all(tokens[i] == tokens[i - period] for i in range(n - 1, n - span + period - 1, -1)):
-            return True
-    return False

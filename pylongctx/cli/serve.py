@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pylongctx._log import LOG
 from pylongctx.cli.arguments import FromEnvironment, Options, file_text, integer, number, one_of
+from pylongctx.cli.default_model import CHAT_TOKENS, choose_model
 from pylongctx.cli.generation import add_sampling_options, add_template_options, sampling_arguments, template_arguments
 from pylongctx.cli.options import add_foreign_options, add_llama_options, advised_sampling, model_path, open_model
 
@@ -129,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
     share_heaps()
     if folders := model_words(args):
         return run_router(args, folders, settings(args), address(args))
+    choose_model(args, CHAT_TOKENS, LOG.info)
     if args.rpc and args.socket is None:
         return run_supervised(args, model_path(args), settings(args), address(args))
     wanted = settings(args)

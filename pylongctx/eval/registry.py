@@ -45,6 +45,7 @@ TASKS = {
         "bamboo:Bamboo", "BAMBOO: papers, and code from documentation", "paperqa_16k or private_eval_16k"
     ),
     "locomo": TaskEntry("locomo:LoCoMo", "LoCoMo: questions on a chat over months", "locomo10.zip or a file of it"),
+    "ask": TaskEntry("ask:Ask", "questions about whole files, as ask puts them", "questions.json", lengths="32768"),
     "toolcalls": TaskEntry("toolcalls:ToolCalls", "tool calls after a long text", lengths="2048,16384"),
     "perplexity": TaskEntry("perplexity:Perplexity", "how well a text is predicted", options=True),
     "kld": TaskEntry("perplexity:Divergence", "how far from full attention", plans_only=True),

@@ -5,7 +5,7 @@ import re
 import pytest
 from terminal import run
 
-from pylongctx.cli.conversation import is_loop
+from pylongctx.chat.loops import is_loop
 from pylongctx.models import embedded_model
 
 YES = ("--grammar", 'root ::= "yes" | "no"', "--temp", "0")

@@ -136,7 +136,7 @@ def test_an_answer_that_repeats_itself_is_stopped(page, server, monkeypatch):
     ],
 )
 def test_the_rule_of_loops_is_that_of_the_terminal(page, pieces, is_loop):
-    from pylongctx.cli.conversation import is_loop as rule
+    from pylongctx.chat.loops import is_loop as rule
 
     assert rule(pieces) == is_loop
     script = "window.result = module.isLoop(args)"

@@ -15,6 +15,8 @@ import termios
 import time
 from pathlib import Path
 
+from pylongctx.models import embedded_model
+
 DEADLINE = 60
 CTRL_C, CTRL_D, UP, TAB = "\x03", "\x04", "\x1b[A", "\t"
 PASTE = "\x1b[200~{}\x1b[201~"  # what a terminal sends around a pasted text
@@ -28,7 +30,7 @@ def environment(**more):
     drop = ("LCTX_METHOD", "LLAMA_ARG_", "NO_COLOR", "FORCE_COLOR")
     return (
         {key: value for key, value in os.environ.items() if not key.startswith(drop)}
-        | {"LLAMA_ARG_THREADS": "1", "LCTX_CACHE": CACHE}
+        | {"LLAMA_ARG_THREADS": "1", "LLAMA_ARG_MODEL": str(embedded_model()), "LCTX_CACHE": CACHE}
         | more
     )
 
