@@ -17,7 +17,8 @@ INSTRUCTION = (
 )
 LEAST_PASSAGE = 40  # characters, so that an abbreviation does not end a passage
 MOST_PASSAGE = 400  # characters that are shown
-END = re.compile(r"(?<=[.!?])[\"'\u201d\u2019)]*\s+|\n\s*\n")
+# A sentence ends with a mark and a blank, but for the point of an initial or a title; a blank line ends one, too.
+END = re.compile(r"(?<=[^A-Z][.!?])(?<!Mr\.)(?<!Mrs\.)(?<!Dr\.)(?<!St\.)[\"'\u201d\u2019)]*\s+|\n\s*\n")
 WORD = re.compile(r"\w+")
 ENDINGS = ("'s", "ing", "ed", "es", "s")
 LEAST_STEM = 3  # characters that remain of a word

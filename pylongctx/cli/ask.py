@@ -27,13 +27,15 @@ from pylongctx.cli.generation import (
 from pylongctx.cli.markdown import AnswerOutput
 from pylongctx.cli.options import add_llama_options, advised_sampling, model_label, model_path, open_llama, short_name
 from pylongctx.methods import NONE
+from pylongctx.readers.extract import listed
 from pylongctx.readers.files import FileText, read_all, text_of
 
 STORE = "kv"  # in the cache folder
 ANSWER = 1024  # tokens that a context has for the question and the answer
 CONTEXT_MULTIPLE = 4096  # n_ctx is a multiple of it, so that the next question finds the stored text
+TRAINED_TIMES = 4  # of the trained context are read at most, unless -c is given
 FULL_UP_TO = 8192  # tokens up to which full attention is as fast as any method
-LIMIT = 512  # tokens of an answer
+SAMPLING: dict[str, Any] = {"max_tokens": 512, "temperature": 0.0}  # a text says one thing
 EXAMPLES = """examples:
   pylongctx ask book.txt "Who is the thief?"
   pylongctx ask notes/ report.pdf "What was decided in May?" -m qwen3-0.6b
@@ -62,12 +64,13 @@ def run(args: argparse.Namespace) -> int:
     output, stop = AnswerOutput(None, args.markdown is not False), Stop()
     names, question = split(args.words)
     files = _files(names, output)
-    text = "".join(file.framed for file in files)
-    choose_model(args, len(text.encode()) // BYTES_PER_TOKEN, output.note)
+    choose_model(args, sum(len(file.text.encode()) for file in files) // BYTES_PER_TOKEN, output.note)
     meter = Meter(output.notes, stop)
-    _choose(args, _count(args, text + question))
+    files, n_tokens = _fitting(args, files, question, output)
+    text = "".join(file.framed for file in files)
+    _choose(args, n_tokens)
     given = {name: value for name, value in sampling_arguments(args).items() if value is not None}
-    arguments = {"max_tokens": LIMIT} | advised_sampling(args) | given | template_arguments(args)
+    arguments = advised_sampling(args) | SAMPLING | given | template_arguments(args)
     conversation = Conversation(open_llama(args, meter), INSTRUCTION, arguments, args.loop_stop is not False)
     try:
         with stop.listening():
@@ -148,12 +151,30 @@ def _files(names: Sequence[str], output: AnswerOutput) -> list[FileText]:
     return files
 
 
-def _count(args: argparse.Namespace, text: str) -> int:
-    """Return how many tokens a text has for the model."""
+def _fitting(
+    args: argparse.Namespace, files: list[FileText], question: str, output: Output
+) -> tuple[list[FileText], int]:
+    """Return the files that fit into the context, and the tokens of them and the question; others are named."""
     from pylongctx.llama import Llama
 
     with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
-        return len(vocabulary.tokenize(text.encode()))
+        sizes = [len(vocabulary.tokenize(file.framed.encode(), add_bos=False)) for file in files]
+        used = len(vocabulary.tokenize(question.encode()))
+        facts = vocabulary.metadata
+    trained = int(facts[f"{facts['general.architecture']}.context_length"])
+    most = args.ctx_size or TRAINED_TIMES * trained
+    kept: list[FileText] = []
+    left_out: list[FileText] = []
+    for file, size in zip(files, sizes, strict=True):
+        fits = used + size + ANSWER <= most or len(files) == 1  # a text of its own is refused by its context
+        (kept if fits else left_out).append(file)
+        used += size if fits else 0
+    if left_out:
+        names = listed([file.name for file in left_out])
+        output.note(f"left out, as {most} tokens are the most: {names}; ask about fewer files, or raise -c")
+    if not kept:
+        raise ValueError(f"none of {len(files)} files fits into {most} tokens: ask about a part of one, or raise -c")
+    return kept, used
 
 
 def _choose(args: argparse.Namespace, n_tokens: int) -> None:

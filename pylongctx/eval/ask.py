@@ -133,7 +133,7 @@ def is_right(answer: str, groups: Sequence[str]) -> bool:
     """
     said = answer.lower()
     return all(
-        any(re.search(rf"(?<!\w){re.escape(one.lower())}", said) for one in group.split("|")) for group in groups
+        any(re.search(rf"(?<![^\W_]){re.escape(one.lower())}", said) for one in group.split("|")) for group in groups
     )
 
 

@@ -1,11 +1,12 @@
 """pylongctx ask: files and a question in, an answer on stdout, what it took on stderr."""
 
+import json
 import re
 
 import pytest
 from terminal import run
 
-from pylongctx.chat.loops import is_loop
+from pylongctx.chat.loops import is_loop, repeats
 from pylongctx.models import embedded_model
 
 YES = ("--grammar", 'root ::= "yes" | "no"', "--temp", "0")
@@ -70,7 +71,53 @@ def test_mistakes_say_what_to_do(book, tmp_path):
     assert "is not a text file" in ask(tmp_path, str(tmp_path / "x.bin"), "Where?").stderr
 
 
+def test_json_has_the_answer_and_its_passages(book, tmp_path):
+    done = ask(tmp_path, book, "Who moved the letter to room 21 on day 3?", "--no-store", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["answer"] in ("yes", "no") and found["answered"] and found["tokens"] > 1000
+    assert found["model"] == embedded_model().name and found["method"] == "full" and found["n_ctx"] == 4096
+    assert found["quotes"][0]["text"] == LINES[3] and found["quotes"][0]["line"] == 4
+    assert found["quotes"][0]["file"] == book and not found["repeated_itself"]
+
+
+def test_quotes_have_places(book, tmp_path):
+    done = ask(tmp_path, book, "Who moved the letter to room 21 on day 3?", "--no-store", "--quote")
+    assert f'{book}, line 4: "{LINES[3]}"' in done.stderr
+    assert "line 4" not in ask(tmp_path, book, "Where is it on day 3?", "--no-store").stderr
+
+
+def test_no_answer_is_status_1(book, tmp_path):
+    words = ("ask", book, "Where?", "--no-store", "-m", str(embedded_model()), "--grammar", 'root ::= " "')
+    assert run(*words, LCTX_CACHE=str(tmp_path)).returncode == 1
+    done = run(*words, "--json", LCTX_CACHE=str(tmp_path))
+    assert done.returncode == 1 and not json.loads(done.stdout)["answered"]
+
+
+def test_what_does_not_fit_is_named(book, tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for i in range(6):
+        (folder / f"{i}.txt").write_text("\n".join(LINES[: 3 if i % 2 else 120]))
+    done = ask(tmp_path, str(folder), "Where?", "--no-store", "-c", "4096")
+    assert done.returncode == 0, done.stderr
+    kept, left_out = ("1.txt", "3.txt", "5.txt"), ("2.txt", "4.txt")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("left out")]
+    assert "4096 tokens are the most" in line and "raise -c" in line
+    assert all(name in line for name in left_out) and not any(name in line for name in kept)
+    none = ask(tmp_path, str(folder / "0.txt"), str(folder / "2.txt"), "Where?", "--no-store", "-c", "1200")
+    assert none.returncode == 1 and "none of 2 files fits into 1200 tokens" in none.stderr
+
+
 # ---- loops ----
+
+
+@pytest.mark.parametrize("period", [1, 3, 17, 63, 65, 128])
+def test_the_second_round_of_a_loop_is_known_early(period):
+    piece = [*range(1000, 1000 + period)]
+    assert repeats([9, 8, 7, *piece, *(piece * 12)[:12]])
+    assert not repeats([9, 8, 7, *piece, *(piece * 12)[:11]]) or period < 12
+    assert not repeats([*range(300)]) and not repeats(piece[:11]) and not repeats([])
 
 
 @pytest.mark.parametrize("period", [1, 3, 17, 63, 65, 128])
@@ -98,6 +145,7 @@ def test_an_answer_that_repeats_itself_is_ended(book, tmp_path, command):
     assert done.returncode == 0, done.stderr
     assert "the answer repeats itself" in done.stderr and "--repeat-penalty 1.1" in done.stderr
     assert 64 <= int(re.search(r"answer (\d+) tokens", done.stderr)[1]) < 200
+    assert 1 <= done.stdout.count("the thief and") <= 8  # it is cut where it begins to repeat itself
     on = run(*words, *loop[:-4], "-n", "220", *loop[-2:], "--no-loop-stop", input="")
     assert "repeats itself" not in on.stderr and "answer 220 tokens" in on.stderr
 
