@@ -11,6 +11,11 @@ os.environ["GGML_OP_OFFLOAD_MIN_BATCH"] = str(2**31 - 1)
 from importlib.util import find_spec
 from pathlib import Path
 
+import pylongctx.models
+
+# Commands without a model would choose one that answers well, and download it.
+os.environ.setdefault("LLAMA_ARG_MODEL", str(pylongctx.models.embedded_model()))
+
 import numpy as np
 import pytest
 from cases import N_CTX_TRAIN, SPECS, STRETCHED

@@ -13,9 +13,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from pylongctx._arguments import has_gpu
 from pylongctx._cache_folder import cache_folder
 from pylongctx._free import free_bytes
 from pylongctx.catalog import CATALOG
@@ -151,6 +148,13 @@ def _work(n_tokens: int) -> float:
     return n_tokens * (1 + n_tokens / HALF_SPEED / 2)
 
 
+def has_gpu() -> bool:
+    """Return True if the library computes on a GPU; it is loaded for that, which other commands need not wait for."""
+    from pylongctx import _arguments
+
+    return _arguments.has_gpu()
+
+
 def _machine(name: str) -> str:
     return f"{name} on a GPU" if has_gpu() else name
 
@@ -158,6 +162,8 @@ def _machine(name: str) -> str:
 @cache
 def _operations() -> float:
     """Return the operations per second of quantized products, estimated from one in f32."""
+    import numpy as np
+
     matrix = np.ones((PRODUCT, PRODUCT), np.float32)
     times = []
     for _ in range(3):

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from pylongctx.readers.files import FileText
 
 # With it as many answers are right as without, and they are shorter (docs/evaluate.md).
@@ -66,7 +64,7 @@ def quotes(files: Sequence[FileText], question: str, answer: str, most: int = 3)
     places = [(file, start, end) for file in files for start, end in _passages(file.text)]
     asked = Counter([*set(_stems(question)), *set(_stems(answer))])
     scores = _scores([Counter(_stems(file.text[start:end])) for file, start, end in places], asked)
-    best = np.argsort(-scores, kind="stable")[:most]
+    best = sorted(range(len(places)), key=lambda i: -scores[i])[:most]
     return [_quote(*places[i]) for i in best if scores[i] > 0]
 
 
@@ -98,18 +96,16 @@ def _stem(word: str) -> str:
     return word
 
 
-def _scores(passages: Sequence[Counter[str]], asked: Counter[str]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Return a score for each passage, float64 [n]."""
-    lengths = np.array([words.total() for words in passages], np.float64)
-    relative = 1 - LENGTH + LENGTH * lengths / max(1.0, lengths.mean() if len(lengths) else 1.0)
-    scores = np.zeros(len(passages))
+def _scores(passages: Sequence[Counter[str]], asked: Counter[str]) -> list[float]:
+    """Return a score for each passage."""
+    n, total = len(passages), sum(words.total() for words in passages)
+    own = [0.0] * n
     for word, weight in asked.items():
-        times = np.array([words[word] for words in passages], np.float64)
-        n = np.count_nonzero(times)
-        rarity = math.log(1 + (len(passages) - n + 0.5) / (n + 0.5))
-        scores += weight * rarity * times * (1 + SATURATION) / (times + SATURATION * relative)
-    around = np.zeros(len(passages))
-    around[1:] += scores[:-1]
-    around[:-1] += scores[1:]
-    found: np.ndarray[tuple[int], np.dtype[np.float64]] = scores + NEIGHBOUR * around
-    return found
+        holding = [i for i, words in enumerate(passages) if word in words]
+        rarity = math.log(1 + (n - len(holding) + 0.5) / (len(holding) + 0.5))
+        for i in holding:
+            times, length = passages[i][word], passages[i].total() * n / total
+            saturated = times + SATURATION * (1 - LENGTH + LENGTH * length)
+            own[i] += weight * rarity * times * (1 + SATURATION) / saturated
+    around = [*own[1:], 0.0], [0.0, *own[:-1]]
+    return [score + NEIGHBOUR * (after + before) for score, after, before in zip(own, *around, strict=False)]

@@ -1,0 +1,91 @@
+"""Processes with K and V in a file that are killed at any moment: what they leave in the folder, and the answers after.
+
+    python bench/kills.py --kills 200
+
+Each process reads a text, generates and starts again, with kv_offload="disk" and a store in the same folder. After a
+kill the folder may hold files of the store only; every tenth time the next process has to answer as one without a
+folder does, from what the store has.
+"""
+
+import argparse
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from report import machine
+
+from pylongctx import Llama
+from pylongctx.eval.haystack import SENTENCES
+from pylongctx.models import embedded_model
+
+TEXT = SENTENCES * 40
+SETTINGS = {"n_ctx": 8192, "method": "longheads,window=512", "n_threads": 1, "verbose": False}
+SETTINGS |= {"deterministic": True}  # a text that was read in other pieces is answered alike, to the bit
+CHECK_EVERY = 10  # kills
+LONGEST = 2.5  # seconds that a process lives after it has opened the model
+
+
+def opened(folder: str | None) -> Llama:
+    """Open the model with its rows and its store in a folder, or without either."""
+    tiers = {} if folder is None else {"kv_offload": "disk", "kv_offload_mib": 4, "kv_offload_path": folder}
+    store = {} if folder is None else {"kv_store": f"{folder}/kv"}
+    return Llama(str(embedded_model()), **SETTINGS, **tiers, **store)
+
+
+def work(folder: str) -> None:
+    """Read and generate until the end."""
+    with opened(folder) as llm:
+        tokens = llm.tokenize(TEXT.encode())
+        print("open", flush=True)
+        while True:
+            llm.reset()
+            for _ in zip(range(32), llm.generate(tokens[: random.randint(600, len(tokens))], temp=0.0), strict=False):
+                pass
+
+
+def answer(folder: str | None) -> tuple[str, int]:
+    """Return an answer about the text, and how many tokens came from the store."""
+    with opened(folder) as llm:
+        found = llm(TEXT, max_tokens=24, temperature=0.0)["choices"][0]["text"]
+        return found, llm.kv_store_usage().tokens if folder else 0
+
+
+def kill(folder: str, seconds: float) -> list[str]:
+    """Kill a process after some seconds of work; returns the files outside of the store that it leaves."""
+    words = [sys.executable, __file__, "--work", folder]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "open\n"
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    return [path.name for path in Path(folder).iterdir() if path.name != "kv"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", metavar="FOLDER", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.work:
+        work(args.work)
+    chance, expected = random.Random(args.seed), answer(None)[0]
+    left, wrong, stored = 0, 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(1, args.kills + 1):
+            left += bool(kill(folder, LONGEST * chance.random()))
+            if i % CHECK_EVERY == 0:
+                found, n = answer(folder)
+                wrong, stored = wrong + (found != expected), stored + (n > 0)
+    checks = args.kills // CHECK_EVERY
+    print(f"{machine()}: {args.kills} kills; {left} left a file outside of the store; of {checks} answers after them")
+    print(f"{wrong} were wrong, and {stored} were read from the store")
+    sys.exit(1 if left or wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
