@@ -53,6 +53,7 @@ class Candidate:
 class Choice:
     """The model for a text, and what else there is."""
 
+    n_tokens: int
     model: Candidate
     faster: Candidate | None
     better: Candidate | None
@@ -62,8 +63,8 @@ class Choice:
         where = "here" if self.model.here else f"from {self.model.entry.origin}"
         others = ((self.faster, "faster"), (self.better, "better"))
         more = [f"{what}: -m {one.entry.name}, {duration(one.seconds)}" for one, what in others if one is not None]
-        reason = f"{self.model.entry.name}, {where}: about {duration(self.model.seconds)} until the first word"
-        return "; ".join([reason, *more])
+        reads = f"reads {self.n_tokens} tokens that are new to it in about {duration(self.model.seconds)}"
+        return "; ".join([f"{self.model.entry.name}, {where}: {reads}", *more])
 
 
 def choose(n_tokens: int, without: Sequence[str] = ()) -> Choice:
@@ -85,7 +86,7 @@ def choose(n_tokens: int, without: Sequence[str] = ()) -> Choice:
     others = [one for one in found if one.fits and one is not model and not _unreachable(one)]
     faster = [one for one in others if one.seconds < model.seconds]
     better = [one for one in others if one.entry.rank > model.entry.rank]
-    return Choice(model, max(faster, key=_rank, default=None), min(better, key=_rank, default=None))
+    return Choice(n_tokens, model, max(faster, key=_rank, default=None), min(better, key=_rank, default=None))
 
 
 def candidates(n_tokens: int) -> list[Candidate]:
