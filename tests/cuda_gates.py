@@ -57,7 +57,6 @@ DENSE_OF_TWO = "attend_[lr]*<shape<128, true, 2>>"  # stages, which run on sm_80
 QUANTIZED = "attend_[lr]*<shape<128, false, *"
 LIMITS = (
     Limit("attend<*", "registers", 255),
-    Limit("attend<*", "spilled", 32, aim=0),
     Limit("attend_[lr]*", "registers", 255),
     Limit("attend_lists<shape<256, true, *", "spilled", 48, aim=0),
     Limit("attend_lists<shape<128, true, 2>>", "spilled", 16),  # on sm_86, where it does not run; 0 on sm_90
@@ -70,10 +69,7 @@ LIMITS = (
     Limit("decode<shape<*, 1, 4, *", "registers", 168),  # of four heads
     Limit("move_rows", "spilled", 24, aim=0),
     Limit("score_keys<*", "registers", 128),
-    Limit("score_keys<*, 4, 1>", "spilled", 36, aim=0),
     Limit("prepare_tiles<tile_shape<*", "spilled", 88, aim=0),
-    Limit("vote<shape<256>>", "spilled", 168, aim=0),
-    Limit("vote<shape<576>>", "spilled", 168, aim=0),
     Limit(DENSE, "dense", 590, aim=580),
     Limit(DENSE_OF_TWO, "dense", 605),
     Limit(QUANTIZED, "unpack", 35, aim=25),
