@@ -95,7 +95,8 @@ def test_a_token_of_each_sequence_copies_its_rows_once(launches, open_session, t
     launches()
     session.decode_mixed([(seq, tokens[100]) for seq in range(16)])
     done = launches()
-    assert Counter(one["kernel"] for one in done) == {"angles": 1, **dict.fromkeys(("store", "attend", "merge"), n_layer)}
+    of_layer = dict.fromkeys(("store", "attend", "merge"), n_layer)
+    assert Counter(one["kernel"] for one in done) == {"angles": 1, **of_layer}
     rows, groups = (sum(-(-(n + 1) // step) for n in lengths) for step in (1, group))
     for one in (one for one in done if one["kernel"] == "attend"):
         assert one["copied"] == rows * n_head_kv * 2 * 2 * dim
