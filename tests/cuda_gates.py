@@ -54,7 +54,7 @@ class Limit:
 # their sums yet; 95 instructions for 16 columns and rows are 380 for 64 rows. In the dense loop, sm_120 takes 10 more
 # than sm_86, to load constants; the tensor cores are busy for longer than either.
 DENSE = "attend_[lr]*<shape<128, true, 1>>"  # of prompts: lists and runs
-DENSE_OF_TWO = "attend_[lr]*<shape<128, true, 2>>"  # stages, which run on sm_80 and sm_90 alone: there it is 437, on sm_120 612
+DENSE_OF_TWO = "attend_[lr]*<shape<128, true, 2>>"  # stages, which run on sm_80 and sm_90 alone: 437 there, else 612
 QUANTIZED = "attend_[lr]*<shape<128, false, *"
 LIMITS = (
     Limit("attend<*", "registers", 255),
