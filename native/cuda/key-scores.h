@@ -161,10 +161,10 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
     __device__ __forceinline__ void load_codes(const char * const (&group)[GROUPS], int quad,
                                                uint32_t (&codes)[GROUPS][2]) const {
         const int word = lctx_min(4 * quad + lctx_lane() % 4, n_word - 1);
+        const auto at = (uint32_t)a.index.word_at(word, lctx_lane() / 4);  // in one register
         lctx_unrolled<GROUPS>([&](int n) {
-            lctx_unrolled<2>([&](int i) {
-                codes[n][i] = *(const uint32_t *)(group[n] + a.index.word_at(word, lctx_lane() / 4 + 8 * i));
-            });
+            const uint32_t * codes_of = (const uint32_t *)(group[n] + at);
+            lctx_unrolled<2>([&](int i) { codes[n][i] = codes_of[8 * i]; });
         });
     }
 
@@ -205,52 +205,68 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         }
     }
 
-    // f(tile, half): 8 columns of which this lane has one. Those of one token may all be in the first half.
-    template <typename F> __device__ __forceinline__ void each_column(F && f) const {
-        lctx_unrolled<TILES>([&](int tile) {
+    // f(tile, half) for N tiles from `tile0` on: 8 columns of which this lane has one. Those of one token may all be in
+    // the first half.
+    template <int N, typename F> __device__ __forceinline__ void each_column_of(int tile0, F && f) const {
+        lctx_unrolled<N>([&](int n) {
             lctx_unrolled<2>([&](int h) {
                 if (TILES > 1 || first + 8 * h < n_all) {
-                    f(tile, h);
+                    f(tile0 + n, h);
                 }
             });
         });
     }
+    template <typename F> __device__ __forceinline__ void each_column(F && f) const { each_column_of<TILES>(0, f); }
+
+    // What the products of this lane with a row of a group are to be multiplied by, and what is added.
+    struct row_scales {
+        float scale[4], bias[4];
+    };
 
     // Products become scores of rows: those of cells [lo, hi), which are in chunk k, are added to logs that lane k of
-    // four keeps. One step for all columns after the other: none waits for another.
+    // four keeps.
     __device__ __forceinline__ void add_scores(const float (&sum)[TILES][2][4], const uint32_t (&scales)[2],
                                                int32_t cell0, int32_t lo, int32_t hi, int k,
                                                log_sum (&logs)[TILES][2]) const {
-        const int g = lctx_lane() / 4, t = lctx_lane() % 4;
-        float scale[4], bias[4], score[TILES][2][4], top[TILES][2], more[TILES][2];
+        constexpr int PART = lctx_min(TILES, 2);  // tiles: scores of more leave no registers for their sums
+        row_scales r;
         lctx_unrolled<4>([&](int i) {
-            const int32_t cell = cell0 + i / 2 * 8 + 2 * t + i % 2;
+            const int32_t cell = cell0 + i / 2 * 8 + lctx_lane() % 4 * 2 + i % 2;
             const bool is_in = cell >= lo && cell < hi;  // what the others hold may be anything
-            scale[i] = is_in ? lctx_from_half((uint16_t)(scales[i / 2] >> i % 2 * 16)) : 0.0f;
-            bias[i] = is_in ? 0.0f : -INFINITY;
+            r.scale[i] = is_in ? lctx_from_half((uint16_t)(scales[i / 2] >> i % 2 * 16)) : 0.0f;
+            r.bias[i] = is_in ? 0.0f : -INFINITY;
         });
-        each_column([&](int tile, int h) {
-            const float query_scale = query(16 * tile + g + 8 * h)->scale;
-            float(&s)[4] = score[tile][h];
-            lctx_unrolled<4>([&](int i) { s[i] = sum[tile][i / 2][2 * h + i % 2] * scale[i] * query_scale + bias[i]; });
-            top[tile][h] = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
+        lctx_unrolled<TILES / PART>([&](int part) { add_scores_of<PART>(part * PART, sum, r, lo >= cell0, k, logs); });
+    }
+    // N tiles from `tile0` on. One step for all columns after the other: none waits for another.
+    template <int N> __device__ __forceinline__ void add_scores_of(int tile0, const float (&sum)[TILES][2][4],
+                                                                   const row_scales & r, bool begins, int k,
+                                                                   log_sum (&logs)[TILES][2]) const {
+        float score[N][2][4], top[N][2], more[N][2];
+        each_column_of<N>(tile0, [&](int tile, int h) {
+            const float query_scale = query(16 * tile + lctx_lane() / 4 + 8 * h)->scale;
+            float(&s)[4] = score[tile - tile0][h];
+            lctx_unrolled<4>(
+                [&](int i) { s[i] = sum[tile][i / 2][2 * h + i % 2] * r.scale[i] * query_scale + r.bias[i]; });
+            top[tile - tile0][h] = fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
         });
-        each_column([&](int tile, int h) { top[tile][h] = lctx_warp_max(top[tile][h], 4); });
-        each_column([&](int tile, int h) {
-            const float base = top[tile][h] == -INFINITY ? 0.0f : top[tile][h];
-            const float(&s)[4] = score[tile][h];
-            more[tile][h] = (expf(s[0] - base) + expf(s[1] - base)) + (expf(s[2] - base) + expf(s[3] - base));
+        each_column_of<N>(0, [&](int n, int h) { top[n][h] = lctx_warp_max(top[n][h], 4); });
+        each_column_of<N>(0, [&](int n, int h) {
+            const float base = top[n][h] == -INFINITY ? 0.0f : top[n][h];
+            const float(&s)[4] = score[n][h];
+            more[n][h] = (expf(s[0] - base) + expf(s[1] - base)) + (expf(s[2] - base) + expf(s[3] - base));
         });
-        each_column([&](int tile, int h) { more[tile][h] = lctx_warp_sum(more[tile][h], 4); });
-        if (lo < cell0) {  // not the first group of the chunk
-            each_column([&](int tile, int h) {
-                const log_sum all = logs[tile][h].with(top[tile][h], more[tile][h]);
-                top[tile][h] = all.most, more[tile][h] = all.sum;
+        each_column_of<N>(0, [&](int n, int h) { more[n][h] = lctx_warp_sum(more[n][h], 4); });
+        if (!begins) {
+            each_column_of<N>(0, [&](int n, int h) {
+                const log_sum all = logs[tile0 + n][h].with(top[n][h], more[n][h]);
+                top[n][h] = all.most, more[n][h] = all.sum;
             });
         }
-        each_column([&](int tile, int h) {
-            log_sum & mine = logs[tile][h];
-            mine = {t == k ? top[tile][h] : mine.most, t == k ? more[tile][h] : mine.sum};
+        each_column_of<N>(0, [&](int n, int h) {
+            log_sum & mine = logs[tile0 + n][h];
+            const bool is_mine = lctx_lane() % 4 == k;
+            mine = {is_mine ? top[n][h] : mine.most, is_mine ? more[n][h] : mine.sum};
         });
     }
 

@@ -93,7 +93,7 @@ __device__ int list(const lctx_attend_args & a, const lctx_cuda_plan & p, int he
     return end;
 }
 
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 2)
     make_plan(const lctx_attend_args a, const lctx_cuda_plan p, int n_column, int first) {
     lctx_begin();
     lctx_let_next_begin();

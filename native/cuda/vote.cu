@@ -21,6 +21,7 @@ template <int DIM_> struct shape {
     static constexpr int ROWS = WIDE ? LCTX_PAGE_ROWS / 2 : LCTX_PAGE_ROWS;
     static constexpr int COLUMNS = WIDE ? 16 : 32, WARP_COLUMNS = 16, WARP_ROWS = ROWS / 2;
     static constexpr int THREADS = WIDE ? 64 : 128;
+    static constexpr int BLOCKS = DIM > 128 ? 2 : 4;  // of a multiprocessor, for which there are registers
     static constexpr int STRIDE = DIM + 8;
     static constexpr int SCORE_STRIDE = ROWS + 8;  // so that the lanes of a warp write to different banks
     static_assert(THREADS == LCTX_WARP * (COLUMNS / WARP_COLUMNS) * (ROWS / WARP_ROWS),
@@ -368,7 +369,8 @@ template <typename S> __device__ void vote_page(const lctx_vote_args & v, const 
     }
 }
 
-template <typename S> __global__ void __launch_bounds__(S::THREADS) vote(const lctx_vote_args v, prepared made) {
+template <typename S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+    vote(const lctx_vote_args v, prepared made) {
     lctx_begin();
     auto & m = *(memory<S> *)lctx_shared();
     const int head_kv = (int)blockIdx.y;

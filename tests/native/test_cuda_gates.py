@@ -72,6 +72,12 @@ def test_the_shortest_way_is_counted():
     assert cuda_gates.loops(code(64)) == {"dense": None, "scores": 68.0, "unpack": None}
 
 
+def test_fillers_between_products_are_not_counted():
+    filler = "        /*0108*/                   NOP ;"
+    (found,) = cuda_sass.parse(LISTING.format(products="\n".join([PRODUCT, filler] * 4)))
+    assert found.loops[0].executed(cuda_sass.products) == (4 * 2048, 1 + 4 + 1 + 2)
+
+
 def test_values_that_are_multiplied_again_are_not_counted():
     transposed = "        /*0104*/                   LDSM.16.MT88.4 R8, [R4] ;"
     finite = "        /*0108*/              @!P1 BRA `(.L_x_2) ;"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from cases import OP_CASES
+from conftest import BASE
 from op import make_inputs, run_layer, run_native
 from oracle_chunks import LongHeads
 
@@ -81,3 +82,22 @@ def test_launches_do_not_grow_with_the_text(launches, spec, n_ubatch, most):
         counts.append(Counter(one["kernel"] for one in launches()))
     assert counts[2] - counts[1] == counts[1] - counts[0]
     assert (counts[2] - counts[1]).total() == most * step // n_ubatch
+
+
+def test_a_token_of_each_sequence_copies_its_rows_once(launches, open_session, tokens):
+    """Of a tile with the tokens of all, one warp has the columns of a sequence, and multiplies 16 rows at a time."""
+    dim, padded, group, n_layer, n_head_kv = 16, 64, 16, BASE.n_layer, BASE.n_head_kv
+    lengths = [9 + 7 * seq % 50 for seq in range(16)]
+    session = open_session("llama", "full", n_ctx=16 * 128, n_batch=64, n_ubatch=64, n_seq_max=16, n_threads=1,
+                           n_threads_batch=1, type_k=1, type_v=1)  # fmt: skip
+    for seq, n in enumerate(lengths):
+        session.decode_mixed([(seq, token) for token in tokens[:n]])
+    launches()
+    session.decode_mixed([(seq, tokens[100]) for seq in range(16)])
+    done = launches()
+    of_layer = dict.fromkeys(("store", "attend", "merge"), n_layer)
+    assert Counter(one["kernel"] for one in done) == {"angles": 1, **of_layer}
+    rows, groups = (sum(-(-(n + 1) // step) for n in lengths) for step in (1, group))
+    for one in (one for one in done if one["kernel"] == "attend"):
+        assert one["copied"] == rows * n_head_kv * 2 * 2 * dim
+        assert one["products"] * PRODUCT == groups * n_head_kv * 2 * 16 * group * padded
