@@ -11,6 +11,7 @@ opened; with --alone after one token, and after all. Without a GPU the CPU stand
 import argparse
 import gc
 import multiprocessing
+import os
 import pickle
 import re
 import statistics
@@ -51,6 +52,7 @@ def arguments() -> argparse.Namespace:
     add("--kv", default="f16")
     add("--fill", action="store_true", help="repeat the rows of the first 512 tokens instead of reading a text")
     add("--alone", action="store_true", help="no second Llama, for one that does not fit into memory")
+    add("--cold", action="store_true", help="with --alone: drop the page cache before the first token (root)")
     add("--threads", type=int)
     add("-ngl", "--gpu-layers", type=int, default=0)
     return parser.parse_args()
@@ -118,12 +120,20 @@ def measure(args: argparse.Namespace, n: int, mib: int, path: Path) -> list[str]
 
 
 def alone(args: argparse.Namespace, llm: Llama, tokens: list[int], n: int) -> tuple[list, object, list]:
-    """Return the speeds in tokens per second, the usage before tokens, and RSS after one of these and after all."""
+    """Return the speeds in tokens per second, the usage before tokens, and RSS after one of these and after all.
+
+    Prints what the first token takes.
+    """
     prompt, before = seconds(llm, tokens[n - args.end : n]), llm.offload_usage()
-    token = [seconds(llm, tokens[n : n + 1])]
+    if args.cold:
+        os.sync()  # pages that are not written yet stay
+        Path("/proc/sys/vm/drop_caches").write_text("1")
+    token, first = [seconds(llm, tokens[n : n + 1])], llm.offload_usage()
     memory = [rss()]
     token += [seconds(llm, [one]) for one in tokens[n + 1 :]]
     speeds = [f"{args.end / prompt:.1f} tokens/s", f"{1 / statistics.median(token):.2f} tokens/s"]
+    read = (first.read_bytes - before.read_bytes) / MIB
+    print(f"first token{' without the page cache' * args.cold}: {token[0]:.3f} s, {read:.1f} MiB from the file")
     return speeds, before, [*memory, rss()]
 
 
