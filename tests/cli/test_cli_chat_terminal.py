@@ -197,8 +197,3 @@ def test_commands_that_change_the_conversation(tmp_path):
     ):
         assert text in said, text
     assert "user: One?" not in said
-
-
-def test_the_built_in_model_says_what_it_is():
-    with Terminal("chat", *YES, "-c", "512") as terminal:
-        assert "built-in test model" in terminal.until("> ")

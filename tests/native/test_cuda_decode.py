@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import LONGHEADS, OP_CASES, PAPER, OpCase
+from cases import EIGHT_BITS, LONGHEADS, OP_CASES, PAPER, OpCase
 from cases_chunks import CHUNK_CASES, POSITIONS, ChunkCase, chunk_case
 from cases_evict import EvictCase, evict_case
 from op import make_inputs, run_chunks, run_native, run_oracle, run_step, stored
@@ -103,9 +103,11 @@ def test_more_pieces_of_a_group_than_a_warp_looks_up_at_once(kv_type):
     assert_equals_the_oracle(case, TOLERANCE)
 
 
-def assert_nearly_equal(got: np.ndarray, want: np.ndarray) -> None:
+def assert_nearly_equal(
+    got: np.ndarray, want: np.ndarray, tolerance: float = TOLERANCE, others: float = OTHERS
+) -> None:
     error = abs(got - want).max(-1) / abs(want).max()
-    assert (error < TOLERANCE).mean() > 1 - OTHERS, error
+    assert (error < tolerance).mean() > 1 - others, error
 
 
 def both(case: ChunkCase | EvictCase, back_to_the_cpu, spec: str, n_tokens: int, **settings):
@@ -150,7 +152,9 @@ def test_heads_of_a_group_that_have_evicted_rows(emulated, method, kv_type, held
                       type_k=kv_type, type_v=kv_type)  # fmt: skip
     got, want = both(case, emulated, f"{method}+h2o,budget=300", n_tokens, held=held)
     assert got.n_held == want.n_held
-    assert_nearly_equal(got.out, want.out)
+    # the CPU may round queries for quantized rows to 8 bits; one of the groups of heads may choose in another way
+    tolerance, group = (TOLERANCE if kv_type == "f16" else EIGHT_BITS), 1 / (2 * n_tokens)
+    assert_nearly_equal(got.out, want.out, tolerance, OTHERS if method == "full" else group + OTHERS)
 
 
 @pytest.mark.parametrize("n_ubatch", [1, 6])
