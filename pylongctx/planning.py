@@ -1,8 +1,11 @@
 """Memory of a model before it is opened: what it takes on each device, what fits, and what to change if it does not."""
 
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pylongctx._arguments import check_count, has_gpu, kv_offload, thread_counts
@@ -97,6 +100,7 @@ class Sizes:
     foreign: int
     compute: int
     free: int | None
+    disk_free: int | None = None  # for ``disk``; None without a file
 
     @property
     def kv(self) -> int:
@@ -110,6 +114,11 @@ class Sizes:
 
     @property
     def fits(self) -> bool:
+        """True if the free memory of the device suffices, or is not known, and the disk does."""
+        return self.fits_memory and (self.disk_free is None or self.disk <= self.disk_free)
+
+    @property
+    def fits_memory(self) -> bool:
         """True if the free memory of the device suffices, or is not known."""
         return self.free is None or self.total <= self.free
 
@@ -160,13 +169,14 @@ class Plan:
 
     def _estimate(self, **changes: Any) -> tuple[int, list[Sizes]]:
         method = changes.pop("method", self.method)
-        params = with_fields("lctx_context_params", lib.lctx_context_params_default, self.settings | changes)
+        settings = self.settings | changes
+        params = with_fields("lctx_context_params", lib.lctx_context_params_default, settings)
         out, reason = ffi.new("lctx_sizes[]", MAX_DEVICES), ffi.new("char[]", 4096)
         n = lib.lctx_estimate(self._model.handle, params, method.encode(), out, MAX_DEVICES, reason, len(reason))
         check(min(n, lib.LCTX_OK), reason)
-        host = free_bytes()
+        host, disk = free_bytes(), disk_free(settings)
         return params.n_ctx, [
-            Sizes(device=text(s.device), free=host if i == 0 else device_free(s), **_numbers(s))
+            Sizes(device=text(s.device), free=host if i == 0 else device_free(s), disk_free=disk, **_numbers(s))
             for i, s in enumerate(out[0:n])
         ]
 
@@ -178,6 +188,16 @@ def _numbers(sizes: Any) -> dict[str, int]:
 def device_free(sizes: Any) -> int | None:
     """Return the free bytes of the device of an ``lctx_sizes``; None when it does not report them."""
     return sizes.free or None
+
+
+def disk_free(settings: dict[str, Any]) -> int | None:
+    """Return the free bytes of the disk for K and V; None without a file, and where a file system does not say."""
+    folder = settings.get("kv_offload_folder", ffi.NULL)
+    if folder == ffi.NULL:
+        return None
+    path = Path(os.fsdecode(ffi.string(folder))).absolute()
+    usage = shutil.disk_usage(next(one for one in (path, *path.parents) if one.exists()))
+    return usage.free if usage.total else None
 
 
 def most(n: int, works: Callable[[int], bool]) -> int:
@@ -198,6 +218,7 @@ def suggestions(plan: Plan, longest: int) -> list[str]:
         ways = [
             *_smaller_types(plan),
             *_fewer_tokens(plan, longest),
+            *_larger_disk(sizes),
             *_elsewhere(plan),
             *_on_disk(plan),
             *_limited(plan),
@@ -276,6 +297,13 @@ def _on_disk(plan: Plan) -> Iterator[Suggestion]:
         (host, *_) = plan.sizes(method="longheads", **file)
         sizes = f"{bytes_text(host.kv)} in memory, {bytes_text(host.disk)} in a file"
         yield True, f'method="longheads", kv_offload="disk" (--kv-offload disk): {sizes}'
+
+
+def _larger_disk(sizes: list[Sizes]) -> Iterator[Suggestion]:
+    """Yield another folder for K and V."""
+    needed = sum(size.disk for size in sizes)
+    if all(size.fits_memory for size in sizes):
+        yield True, f"kv_offload_path (--kv-offload-path) on a disk with {bytes_text(needed)} free"
 
 
 def _most_layers(plan: Plan) -> int:
@@ -362,7 +390,8 @@ def shortened(plan: Plan, longest: int) -> str:
     each = f" for each of {n_seq} sequences" if n_seq > 1 else ""
     wanted = "the trained context" if asked == trained else f"{asked / trained:.2g} times the trained context"
     ways = ", ".join(for_longer_context(plan, longest))
-    return f"n_ctx is {longest}{each}, the largest that fits into memory, not {asked}, {wanted}; for more: {ways}"
+    where = "memory" if plan.settings.get("kv_offload_folder", ffi.NULL) == ffi.NULL else "memory and the disk"
+    return f"n_ctx is {longest}{each}, the largest that fits into {where}, not {asked}, {wanted}; for more: {ways}"
 
 
 def explain(plan: Plan, longest: int) -> str:
@@ -374,7 +403,8 @@ def explain(plan: Plan, longest: int) -> str:
     if plan.method:
         anyway += ", for shorter texts: the KV cache is allocated as the text grows"
     ways = "\n".join(f"- {way}" for way in [*suggestions(plan, longest), anyway])
-    return f"n_ctx {plan.n_ctx()} does not fit into memory:\n{table(plan.sizes())}{note}\nSuggestions:\n{ways}"
+    where = "memory" if not all(size.fits_memory for size in plan.sizes()) else "the free space of the disk"
+    return f"n_ctx {plan.n_ctx()} does not fit into {where}:\n{table(plan.sizes())}{note}\nSuggestions:\n{ways}"
 
 
 def table(sizes: list[Sizes]) -> str:
@@ -387,6 +417,7 @@ def table(sizes: list[Sizes]) -> str:
     rows.append(["free", *("unknown" if size.free is None else bytes_text(size.free) for size in sizes)])
     if any(size.disk for size in sizes):
         rows.append(["K and V on disk", *(bytes_text(size.disk) for size in sizes)])
+        rows.append(["free on disk", *(bytes_text(size.disk_free or 0) for size in sizes)])
     first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         f"{row[0]:{first}}" + "".join(f" {cell:>{n}}" for cell, n in zip(row[1:], widths, strict=True)) for row in rows

@@ -1,6 +1,7 @@
 """Whether what a context will take is known before it is opened, and what is said when it does not fit."""
 
 import re
+from collections import namedtuple
 from contextlib import closing
 
 import pytest
@@ -28,6 +29,7 @@ KEPT = [
     f"{CHUNKS},representation=attention",
 ]
 MIB = 2**20
+DiskUsage = namedtuple("DiskUsage", ["total", "free"])
 
 
 @pytest.fixture
@@ -48,6 +50,14 @@ def plan(embedded_model):
 def free(monkeypatch):
     """Return a function that sets the free memory of the host."""
     return lambda n_bytes: monkeypatch.setattr(planning, "free_bytes", lambda: n_bytes)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Return a function that sets the free bytes of every disk."""
+    return lambda n_bytes: monkeypatch.setattr(
+        planning.shutil, "disk_usage", lambda _: DiskUsage(total=2**50, free=n_bytes)
+    )
 
 
 def rows(size) -> int:
@@ -205,11 +215,12 @@ def test_an_estimate_needs_a_dry_model(ffi, embedded_model):
 # ---- what does not fit ----
 
 
-def test_a_large_model_is_reported_before_it_is_read(tmp_path, free):
+def test_a_large_model_is_reported_before_it_is_read(tmp_path, free, disk):
     shape = Shape(n_layer=32, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336, n_vocab=32000, n_ctx_train=8192)
     path = sparse_model(tmp_path / "8b.gguf", shape)
     assert path.stat().st_blocks * 512 < 4 * MIB
     free(24 * 2**30)
+    disk(17 * 2**30)
     with pytest.raises(MemoryError) as reason:
         new(path, n_ctx=131072, method="selfextend")
     for line in (r"weights +13\.49 GiB", r"K +8\.00 GiB", r"V +8\.00 GiB"):
@@ -219,6 +230,25 @@ def test_a_large_model_is_reported_before_it_is_read(tmp_path, free):
     free(4 * 2**30)
     with pytest.raises(MemoryError, match=r"the weights alone take 13\.49 GiB"):
         new(path, n_ctx=512)
+
+
+def test_a_disk_decides_too(embedded_model, free, disk, tmp_path, caplog):
+    free(16 * 2**30)
+    file = {"method": "longheads", "kv_offload": "disk", "kv_offload_path": tmp_path}
+    disk(4 * MIB)
+    with new(embedded_model, **file | {"n_ctx": 0}) as llm:
+        n = llm.n_ctx()
+    assert 512 <= n < 2048 and n % 256 == 0
+    assert f"n_ctx is {n}, the largest that fits into memory and the disk" in caplog.text
+    with pytest.raises(MemoryError) as reason:
+        new(embedded_model, **file | {"n_ctx": 65536})
+    assert "does not fit into the free space of the disk" in str(reason.value)
+    assert f"- n_ctx={n} (-c {n}): fits" in str(reason.value)
+    assert re.search(r"kv_offload_path \(--kv-offload-path\) on a disk with \d+\.\d+ MiB free", str(reason.value))
+    assert re.search(r"^free on disk +4\.00 MiB$", str(reason.value), re.MULTILINE)
+    disk(2**40)
+    with new(embedded_model, **file | {"n_ctx": 65536}) as llm:
+        assert llm.n_ctx() == 65536
 
 
 def test_ten_million_tokens_are_refused_before_anything_is_opened(embedded_model, free, monkeypatch):
