@@ -9,7 +9,6 @@ text as one without a folder does, from what the killed one had stored of it.
 
 import argparse
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -66,7 +65,7 @@ def kill(folder: str, seed: int, seconds: float) -> list[str]:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "open\n"
         time.sleep(seconds)
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
     return [path.name for path in Path(folder).iterdir() if path.name != "kv"]
 

@@ -5,6 +5,7 @@ They depend on the system, the control groups of the process, its resource limit
 
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,13 @@ def free_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that this process can still allocate, counting the page cache as free."""
     rooms = (_room(folder, *(V2 if unified else V1)) for folder, unified in _groups(root, "memory"))
     return min([_available(root), *address_room(root), *(room for room in rooms if room is not None)])
+
+
+def disk_free(folder: Path) -> int | None:
+    """Return the free bytes of the disk on which a folder is or would be made; None if its file system does not say."""
+    path = folder.absolute()
+    usage = shutil.disk_usage(next(one for one in (path, *path.parents) if one.exists()))
+    return usage.free if usage.total else None
 
 
 def available_cpus(root: Path = Path("/")) -> int:

@@ -1,7 +1,6 @@
 """Memory of a model before it is opened: what it takes on each device, what fits, and what to change if it does not."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any, NoReturn
 
 from pylongctx._arguments import check_count, has_gpu, kv_offload, thread_counts
 from pylongctx._enums import DISK
-from pylongctx._free import address_room, free_bytes
+from pylongctx._free import address_room, disk_free, free_bytes
 from pylongctx._lib import InvalidInput, check, error, ffi, lib, text
 from pylongctx._log import LOG
 from pylongctx._units import bytes_text
@@ -174,7 +173,7 @@ class Plan:
         out, reason = ffi.new("lctx_sizes[]", MAX_DEVICES), ffi.new("char[]", 4096)
         n = lib.lctx_estimate(self._model.handle, params, method.encode(), out, MAX_DEVICES, reason, len(reason))
         check(min(n, lib.LCTX_OK), reason)
-        host, disk = free_bytes(), disk_free(settings)
+        host, disk = free_bytes(), file_room(settings)
         return params.n_ctx, [
             Sizes(device=text(s.device), free=host if i == 0 else device_free(s), disk_free=disk, **_numbers(s))
             for i, s in enumerate(out[0:n])
@@ -190,14 +189,10 @@ def device_free(sizes: Any) -> int | None:
     return sizes.free or None
 
 
-def disk_free(settings: dict[str, Any]) -> int | None:
+def file_room(settings: dict[str, Any]) -> int | None:
     """Return the free bytes of the disk for K and V; None without a file, and where a file system does not say."""
     folder = settings.get("kv_offload_folder", ffi.NULL)
-    if folder == ffi.NULL:
-        return None
-    path = Path(os.fsdecode(ffi.string(folder))).absolute()
-    usage = shutil.disk_usage(next(one for one in (path, *path.parents) if one.exists()))
-    return usage.free if usage.total else None
+    return None if folder == ffi.NULL else disk_free(Path(os.fsdecode(ffi.string(folder))))
 
 
 def most(n: int, works: Callable[[int], bool]) -> int:
@@ -390,7 +385,7 @@ def shortened(plan: Plan, longest: int) -> str:
     each = f" for each of {n_seq} sequences" if n_seq > 1 else ""
     wanted = "the trained context" if asked == trained else f"{asked / trained:.2g} times the trained context"
     ways = ", ".join(for_longer_context(plan, longest))
-    where = "memory" if plan.settings.get("kv_offload_folder", ffi.NULL) == ffi.NULL else "memory and the disk"
+    where = "memory" if file_room(plan.settings) is None else "memory and the disk"
     return f"n_ctx is {longest}{each}, the largest that fits into {where}, not {asked}, {wanted}; for more: {ways}"
 
 
@@ -407,6 +402,10 @@ def explain(plan: Plan, longest: int) -> str:
     return f"n_ctx {plan.n_ctx()} does not fit into {where}:\n{table(plan.sizes())}{note}\nSuggestions:\n{ways}"
 
 
+def _known(n_bytes: int | None) -> str:
+    return "unknown" if n_bytes is None else bytes_text(n_bytes)
+
+
 def table(sizes: list[Sizes]) -> str:
     """Return the sizes as lines of text with a column per device."""
     rows = [["", *(size.device for size in sizes)]]
@@ -414,10 +413,10 @@ def table(sizes: list[Sizes]) -> str:
         if any(getattr(size, name) for size in sizes):
             rows.append([label, *(bytes_text(getattr(size, name)) for size in sizes)])
     rows.append(["sum", *(bytes_text(size.total) for size in sizes)])
-    rows.append(["free", *("unknown" if size.free is None else bytes_text(size.free) for size in sizes)])
+    rows.append(["free", *(_known(size.free) for size in sizes)])
     if any(size.disk for size in sizes):
         rows.append(["K and V on disk", *(bytes_text(size.disk) for size in sizes)])
-        rows.append(["free on disk", *(bytes_text(size.disk_free or 0) for size in sizes)])
+        rows.append(["free on disk", *(_known(size.disk_free) for size in sizes)])
     first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         f"{row[0]:{first}}" + "".join(f" {cell:>{n}}" for cell, n in zip(row[1:], widths, strict=True)) for row in rows

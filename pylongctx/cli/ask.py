@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pylongctx._cache_folder import cache_folder
 from pylongctx.catalog.choice import remember_speed
 from pylongctx.chat.asking import INSTRUCTION, Quote, prompt, quotes
 from pylongctx.cli.arguments import Options
-from pylongctx.cli.console import THOUGHTS, Meter, Output, Stop
+from pylongctx.cli.console import Meter, Output, Stop
 from pylongctx.cli.conversation import Conversation
 from pylongctx.cli.default_model import BYTES_PER_TOKEN, choose_model
 from pylongctx.cli.generation import (
@@ -104,8 +105,9 @@ def _answer(conversation: Conversation, text: str, question: str, stop: Stop, ou
     """Return the answer without its thoughts, shown on an output as it is generated."""
     pieces = conversation.ask(prompt(text, question), stop)
     if output is None:
-        return "".join(piece for kind, piece in pieces if kind != THOUGHTS)
-    output.answer(pieces)
+        deque(pieces, maxlen=0)
+    else:
+        output.answer(pieces)
     last = conversation.messages[-1]
     return str(last["content"]) if last["role"] == "assistant" else ""
 

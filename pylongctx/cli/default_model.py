@@ -1,11 +1,11 @@
 """The model of a command that names none: what is chosen is said in a line, and a large download is asked for once."""
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable
 
 from pylongctx._cache_folder import cache_folder
+from pylongctx._free import disk_free
 from pylongctx._units import bytes_text
 from pylongctx.catalog.choice import Candidate, Choice, choose, declined, remember_declined
 
@@ -40,11 +40,11 @@ def _line(found: Choice) -> str:
 
 
 def _may_fetch(args: argparse.Namespace, model: Candidate, note: Callable[[str], None]) -> bool:
-    entry, folder = model.entry, cache_folder()
+    entry = model.entry
     if getattr(args, "offline", None):
         return False
-    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    if free < DISK_TIMES * entry.size:
+    free = disk_free(cache_folder())
+    if free is not None and free < DISK_TIMES * entry.size:
         needed = bytes_text(DISK_TIMES * entry.size)
         note(f"{entry.name} is not downloaded: it needs {needed} of disk, {bytes_text(free)} are free")
         return False

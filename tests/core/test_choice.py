@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from pylongctx import _free
 from pylongctx.catalog import CATALOG, choice
 from pylongctx.catalog.entry import CatalogEntry
 from pylongctx.catalog.huggingface import HubEntry
@@ -23,7 +24,8 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "has_gpu", lambda: False)
     monkeypatch.setattr(choice, "_operations", lambda: SPEED)
     monkeypatch.setattr(choice, "hub_reachable", lambda: facts["hub"])
-    monkeypatch.setattr(default_model.shutil, "disk_usage", lambda _: argparse.Namespace(free=facts["disk"]))
+    usage = lambda _: argparse.Namespace(total=2**50, free=facts["disk"])  # noqa: E731
+    monkeypatch.setattr(_free.shutil, "disk_usage", usage)
     for cls in {type(entry) for entry in CATALOG.values()}:
         monkeypatch.setattr(cls, "path", lambda self: "x" if self.name in facts["here"] else None)
     return facts

@@ -10,7 +10,7 @@ from random_model import Shape
 from test_devices import server
 from tiny_gguf import make_model, sparse_model
 
-from pylongctx import Llama, planning
+from pylongctx import Llama, _free, planning
 from pylongctx._lib import lib
 from pylongctx.cli import make_parser
 from pylongctx.cli.options import llama_arguments
@@ -56,7 +56,7 @@ def free(monkeypatch):
 def disk(monkeypatch):
     """Return a function that sets the free bytes of every disk."""
     return lambda n_bytes: monkeypatch.setattr(
-        planning.shutil, "disk_usage", lambda _: DiskUsage(total=2**50, free=n_bytes)
+        _free.shutil, "disk_usage", lambda _: DiskUsage(total=2**50, free=n_bytes)
     )
 
 
