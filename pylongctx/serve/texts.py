@@ -1,7 +1,8 @@
-"""Routes for texts and tokens other than completions: tokens, embeddings, reranking."""
+"""Routes for texts and tokens other than completions: tokens, quotes, embeddings, reranking."""
 
 import base64
 import re
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from pylongctx.chat.asking import quotes
 from pylongctx.completions.embeddings import Embedder
 from pylongctx.parallel import Host
+from pylongctx.readers.files import FileText
 from pylongctx.serve.bodies import ChatBody, DetokenizeBody, EmbeddingsBody, Fields, TokenizeBody, as_prompts, read
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.openai import template_completer
@@ -20,6 +23,7 @@ MAX_DOCUMENTS = 2048
 RERANK_FIELD = re.compile(r"\{(query|document)\}")
 RERANK_TEMPLATE = "tokenizer.chat_template.rerank"  # a model's own template for a query and a document
 MAX_TEXTS = 2048  # maximum texts per request
+MAX_QUOTES = 20
 
 
 class RerankBody(Fields):
@@ -40,6 +44,27 @@ class RerankBody(Fields):
         if len(found) > MAX_DOCUMENTS:
             raise invalid(f"one request may have at most {MAX_DOCUMENTS} documents, not {len(found)}", "documents")
         return found
+
+
+class NamedText(Fields):
+    """A file that a question is about."""
+
+    name: str
+    text: str
+
+
+class QuotesBody(Fields):
+    """POST /v1/longctx/quotes: files, a question about them, and what was answered."""
+
+    files: list[NamedText]
+    question: str
+    answer: str
+    n: int = Field(3, ge=1, le=MAX_QUOTES)
+
+    def found(self) -> list[dict[str, Any]]:
+        """Return the passages, best first."""
+        files = [FileText(one.name, one.text) for one in self.files]
+        return [asdict(one) for one in quotes(files, self.question, self.answer, self.n)]
 
 
 def _text(i: int, document: Any) -> str:
@@ -91,6 +116,11 @@ def routes(service: Service) -> APIRouter:
         given = body.template(service.settings.template, host)
         completer = template_completer(service, request, body)
         return {"prompt": await service.threaded(completer.apply_template, body.messages, **given)}
+
+    @api.post("/v1/longctx/quotes", summary="The sentences of files that an answer rests on, with their lines")
+    async def quote(request: Request) -> dict[str, Any]:
+        body = await read(request, QuotesBody)
+        return {"quotes": await service.threaded(body.found)}
 
     @api.post("/v1/embeddings", summary="Vectors of texts of length 1, with --embeddings")
     async def embeddings(request: Request) -> Response:

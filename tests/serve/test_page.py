@@ -120,6 +120,21 @@ def test_a_file_shows_its_size_and_the_progress_of_its_reading(page, server, hay
     assert set(read) & set(gauge)  # it counts what is read
 
 
+def test_an_answer_about_a_file_has_quotes(page, haystack):
+    page.add(haystack)
+    assert KEY in page.ask(QUESTION)
+    page.find(".quotes summary").click()
+    page.until(lambda: page.text(".quotes li"))
+    line = next(i for i, text in enumerate(haystack.read_text().splitlines(), 1) if KEY in text)
+    assert page.text(".quotes li").startswith(f"haystack.txt, line {line:,}\n")
+    assert KEY in page.text(".quotes li blockquote")
+
+
+def test_an_answer_without_a_file_has_no_quotes(page):
+    page.ask("It was")
+    assert not page.find(".quotes").is_displayed()
+
+
 def test_a_dropped_file_that_is_too_long_is_refused_before_sending(page):
     page.run(DROP, "long.txt", SENTENCES * 400)
     page.until(lambda: page.text("#room").startswith("Does not fit"))

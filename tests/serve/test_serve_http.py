@@ -285,6 +285,19 @@ def test_a_conversation_becomes_a_prompt(server, http):
         assert prompt == llm.apply_template(messages)
 
 
+def test_quotes_name_the_lines_of_an_answer(http):
+    files = [
+        {"name": "a.txt", "text": "It rained in the morning, as usual.\nNobody minded the rain any more in May.\n"},
+        {"name": "b.txt", "text": "The house stood empty for many a year.\n\nThe thief was the gardener, not she.\n"},
+    ]
+    body = {"files": files, "question": "Who was the thief?", "answer": "The gardener.", "n": 1}
+    (found,) = http.post("/v1/longctx/quotes", json=body).json()["quotes"]
+    assert found == {"file": "b.txt", "line": 3, "text": "The thief was the gardener, not she."}
+    assert http.post("/v1/longctx/quotes", json={**body, "files": []}).json() == {"quotes": []}
+    for wrong in ({"n": 0}, {"n": 21}, {"files": [{"name": "a.txt"}]}, {"question": None}):
+        assert error(http.post("/v1/longctx/quotes", json=body | wrong))[0] == 400
+
+
 def test_embeddings_are_those_of_llama(server, http):
     texts = ["the thief", "the butler did it"]
     expected, _ = server.service.embedder.embed(texts, normalize=True)

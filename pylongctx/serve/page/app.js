@@ -89,6 +89,11 @@ async function ask(own, question, parent = own.leaf) {
 const act = {
   settings: () => showSettings(),
   isLast: (message) => conversation.path.at(-1) === message,
+  /** Return the question that a message answers, and all files before it. */
+  asked: (message) => {
+    const earlier = before(message).filter(({ role }) => role === "user");
+    return { question: earlier.at(-1)?.content ?? "", files: earlier.flatMap(({ files = [] }) => files) };
+  },
   versions: (message) => {
     const all = conversation.versions(message);
     return { at: all.indexOf(message), n: all.length };

@@ -2,12 +2,13 @@
 
 import { $, button, copy, count, h } from "./dom.js";
 import { chunkMap } from "./map.js";
+import { quotesView } from "./quotes.js";
 import { render } from "./render.js";
 import { remark, showProgress, statistics } from "./stats.js";
 import { mapId, part } from "./store.js";
 
 const views = new WeakMap(); // messages and what shows them
-let act = {}; // what the buttons do: edit, again, resume, settings, turn; and what a message has: versions, isLast
+let act = {}; // what the buttons do: edit, again, resume, settings, turn; what a message has: versions, isLast, asked
 let follows = true; // whether the end stays in sight when an answer grows
 const growing = new ResizeObserver(() => { if (follows) toEnd(); });
 $("log").addEventListener("scroll", () => { follows = isAtEnd(); });
@@ -121,7 +122,8 @@ function answerView(message) {
   const compress = button("Compress", "Compress the text up to this answer", () => act.compress(message));
   const buttons = h("footer", {}, versions.element, again, resume, copyButton(message), compress);
   const element = h("article", { className: "answer", "aria-label": "Answer" });
-  element.append(thought, text, wait, trouble, stats, buttons);
+  const quotes = quotesView(message, () => act.asked(message));
+  element.append(thought, text, wait, trouble, quotes.element, stats, buttons);
   const showThoughts = () => { if (thought.open) render(thoughts, message.reasoning); };
   thought.ontoggle = showThoughts;
   let map = null;
@@ -139,6 +141,7 @@ function answerView(message) {
     resume.hidden = !(message.content && act.isLast(message) && (message.length || message.stopped || message.trouble));
     compress.hidden = !(act.isLast(message) && act.canCompress(message));
     versions.update();
+    quotes.update();
     showMap();
   };
   const showMap = async () => {
