@@ -916,8 +916,9 @@ class Llama(Completer):
         Raises
         ------
         ValueError
-            When the method is not ``full,spans=N``, or with a ratio ``full,spans=N+kvzip``, ``ratio`` is invalid, the
-            text is too short or too long, or the context has no room for the replay (ContextFull).
+            When the method is not ``full,spans=N``, or with a ratio ``full,spans=N+kvzip``, the model has sliding
+            windows or recurrent states, ``ratio`` is invalid, the text is too short or too long, or the context has no
+            room for the replay (ContextFull).
 
         Examples
         --------

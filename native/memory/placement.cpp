@@ -185,8 +185,9 @@ int32_t lctx_placement::n_staged(const lctx_offload & offload) const {
     const uint64_t n =
         offload.bytes == UINT64_MAX ? std::max(2 * chosen, whole * shape_.of_page()) : offload.bytes / unit;
     if (n < least) {
-        throw lctx_refusal("kv_offload: every token reads " + mib(least * unit) + " of rows, which do not fit into " +
-                           mib(offload.bytes) + " of the device; give it more, at best " + mib(2 * chosen * unit) +
+        throw lctx_refusal("kv_offload: every token reads " + mib(least * unit) +
+                           " of rows, which do not fit into a buffer of " + mib(offload.bytes) +
+                           "; raise kv_offload_mib, at best to " + mib(2 * chosen * unit) +
                            ", or use type_k=type_v=q8_0");
     }
     const auto n_page = std::min<uint64_t>(n / shape_.of_page(), (uint64_t)sizes_.n_seq * n_block(sizes_.n_ctx));

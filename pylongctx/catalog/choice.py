@@ -3,17 +3,15 @@
 Nothing is downloaded here. Seconds are estimates until a model has read a text on this machine.
 """
 
-import json
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pylongctx._cache_folder import cache_folder
+from pylongctx._cache_folder import recall, remember
 from pylongctx._free import free_bytes
 from pylongctx.catalog import CATALOG
 from pylongctx.catalog.entry import CatalogEntry
@@ -134,14 +132,16 @@ def hub_reachable() -> bool:
 
 def seconds(entry: CatalogEntry, n_tokens: int) -> float:
     """Return how long a model takes to read a text: at the speed of the last text, else by its size."""
-    speed = _memory()["speeds"].get(_machine(entry.name)) or _operations() / (2 * 8 * entry.size / BITS)
+    speeds = _memory()["speeds"]
+    speed = speeds.get(_machine(entry.name)) or _operations(speeds) / _per_token(entry)
     return _work(n_tokens) / speed
 
 
 def remember_speed(name: str, n_tokens: int, seconds: float) -> None:
     """Keep the speed at which a model of the catalogue has read a text from its beginning."""
     if name in CATALOG and n_tokens >= MIN_TOKENS and seconds > 0:
-        _write(speeds=_memory()["speeds"] | {_machine(name): round(_work(n_tokens) / seconds, 2)})
+        speeds = _memory()["speeds"] | {_machine(name): round(_work(n_tokens) / seconds, 2)}
+        remember(MEMORY, _memory() | {"speeds": speeds})
 
 
 def _work(n_tokens: int) -> float:
@@ -160,8 +160,19 @@ def _machine(name: str) -> str:
     return f"{name} on a GPU" if has_gpu() else name
 
 
+def _per_token(entry: CatalogEntry) -> float:
+    """Return the operations that a token takes: a multiplication and an addition for each weight."""
+    return 2 * 8 * entry.size / BITS
+
+
+def _operations(speeds: Mapping[str, float]) -> float:
+    """Return the operations per second of quantized products: those of a model that has read here, else estimated."""
+    known = [speeds[name] * _per_token(entry) for entry in CATALOG.values() if (name := _machine(entry.name)) in speeds]
+    return max(known) if known else _estimated_operations()
+
+
 @cache
-def _operations() -> float:
+def _estimated_operations() -> float:
     """Return the operations per second of quantized products, estimated from one in f32."""
     import numpy as np
 
@@ -197,24 +208,13 @@ def declined() -> list[str]:
 
 def remember_declined(name: str) -> None:
     """Keep that a model is not to be downloaded unless it is named."""
-    _write(declined=sorted({*declined(), name}))
+    remember(MEMORY, _memory() | {"declined": sorted({*declined(), name})})
 
 
 def _memory() -> dict[str, Any]:
-    try:
-        found = json.loads(_path().read_text(encoding="utf-8"))
-        return {"speeds": dict(found["speeds"]), "declined": list(found["declined"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"speeds": {}, "declined": []}
-
-
-def _write(**changes: Any) -> None:
-    path = _path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(f".{os.getpid()}")
-    new.write_text(json.dumps(_memory() | changes), encoding="utf-8")
-    new.replace(path)
-
-
-def _path() -> Path:
-    return cache_folder() / MEMORY
+    found = recall(MEMORY)
+    speeds, declined = found.get("speeds"), found.get("declined")
+    return {
+        "speeds": speeds if isinstance(speeds, dict) else {},
+        "declined": declined if isinstance(declined, list) else [],
+    }

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
-from pylongctx._cache_folder import cache_folder
+from pylongctx._cache_folder import cache_folder, recall, remember
 from pylongctx.catalog.choice import remember_speed
 from pylongctx.chat.asking import INSTRUCTION, Quote, prompt, quotes
 from pylongctx.cli.arguments import Options
@@ -32,6 +32,7 @@ from pylongctx.readers.extract import listed
 from pylongctx.readers.files import FileText, read_all, text_of
 
 STORE = "kv"  # in the cache folder
+FIRST_ASKED = "asked.json"  # in the cache folder: when folders were first asked about
 ANSWER = 1024  # tokens that a context has for the question and the answer
 CONTEXT_MULTIPLE = 4096  # n_ctx is a multiple of it, so that the next question finds the stored text
 TRAINED_TIMES = 4  # of the trained context are read at most, unless -c is given
@@ -65,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     output, stop = AnswerOutput(None, args.markdown is not False), Stop()
     names, question = split(args.words)
     files = _files(names, output)
+    if not args.no_store:
+        files = changed_last(files, names)
     choose_model(args, sum(len(file.text.encode()) for file in files) // BYTES_PER_TOKEN, output.note)
     meter = Meter(output.notes, stop)
     files, n_tokens = _fitting(args, files, question, output)
@@ -120,7 +123,8 @@ def _report(
     if args.json:
         facts = {"answer": answer, "answered": bool(answer.strip()), "model": model_label(args)}
         facts |= {"method": str(llm.method or NONE), "n_ctx": llm.n_ctx(), "tokens": read.n_tokens}
-        facts |= {"tokens_stored": read.n_stored or 0, "tokens_answer": turn.n_answer, "repeated_itself": turn.looped}
+        facts |= {"tokens_stored": read.n_stored or 0, "tokens_evaluated": read.n_evaluated}
+        facts |= {"tokens_answer": turn.n_answer, "repeated_itself": turn.looped}
         facts |= {"seconds_read": round(read.seconds, 3), "seconds_answer": round(turn.answer_seconds, 3)}
         print(json.dumps(facts | {"quotes": [asdict(one) for one in shown]}, ensure_ascii=False))
         return
@@ -151,6 +155,31 @@ def _files(names: Sequence[str], output: AnswerOutput) -> list[FileText]:
     for line in left_out:
         output.note(line)
     return files
+
+
+def changed_last(files: Sequence[FileText], names: Sequence[str]) -> list[FileText]:
+    """Return files with those last that have changed since the first question about a folder.
+
+    The store keeps what stands before a change, so a file that is edited again and again is all that is read again.
+    """
+    if not any(os.path.isdir(os.path.expanduser(name)) for name in names):
+        return list(files)
+    since = _first_asked(names)
+
+    def changed(file: FileText) -> float:
+        at = 0.0 if file.name in names else os.stat(file.name).st_mtime
+        return at if at > since else 0.0
+
+    return sorted(files, key=changed)
+
+
+def _first_asked(names: Sequence[str]) -> float:
+    """Return when files were first asked about together, which is kept in the cache folder."""
+    known, key = recall(FIRST_ASKED), json.dumps([os.path.abspath(name) for name in names])
+    if not isinstance(known.get(key), float):
+        known[key] = time()
+        remember(FIRST_ASKED, known)
+    return float(known[key])
 
 
 def _fitting(
@@ -192,9 +221,12 @@ def _choose(args: argparse.Namespace, n_tokens: int) -> None:
 
 def _read(conversation: Conversation, text: str, question: str, stores: bool) -> Reading:
     """Evaluate the files alone, so that the store keeps all of them for another question."""
+    from pylongctx.engine.prefix import longest_prefix
+
     llm, start = conversation.llm, perf_counter()
     before = llm.session.n_evaluated
-    whole = conversation.tokens_of(prompt(text, question))
-    llm.prefill(whole[: -len(conversation.tokens_of(prompt("", question)))])
+    whole, alone = (conversation.tokens_of(prompt(some, question)) for some in (text, ""))
+    n_after = len(alone) - longest_prefix(whole, alone)
+    llm.prefill(whole[: len(whole) - n_after])
     n_stored = llm.kv_store_usage().tokens if stores else None
     return Reading(llm.n_tokens, llm.session.n_evaluated - before, n_stored, perf_counter() - start)

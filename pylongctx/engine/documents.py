@@ -109,8 +109,8 @@ class Documents:
     def add(self, text: str, name: str | None = None, owner: str | None = None, ratio: float | None = None) -> Document:
         """Register a text, which is prefilled before a prompt that contains it. ``name`` None: the text itself.
 
-        Raises ValueError when the method does not support documents or their compression, or the ratio or the length of
-        the text is out of range.
+        Raises ValueError when the method or the model does not support documents, the method not their compression, or
+        the ratio or the length of the text is out of range.
         """
         check_share("ratio", ratio)
         if not self._most:
@@ -120,6 +120,11 @@ class Documents:
             )
         if ratio is not None and not self._compresses:
             raise ValueError(f"compressed documents need method='full,spans=N+kvzip', not {self._context.method}")
+        if self._context.keeps_checkpoints:
+            raise ValueError(
+                "documents need a model without sliding windows and recurrent states, which depend on all that stands "
+                "before: put the text into the prompt"
+            )
         key = owner, text if name is None else name
         known = self._all.get(key)
         if known is None or (known.text, known.ratio) != (text, ratio):

@@ -340,7 +340,8 @@ def prompt_hash(tokens: NDArray[np.int32]) -> str:
 def memory(llm: Llama) -> Record:
     """Return the bytes of KV memory: held now, ever, and what a full cache of the same types holds.
 
-    llama.cpp's own KV cache tells none of them.
+    With K and V in a file, its bytes are ``kv_file_bytes``, and the index and the buffer are held. llama.cpp's own KV
+    cache tells none of them.
 
     Examples
     --------
@@ -350,8 +351,12 @@ def memory(llm: Llama) -> Record:
     """
     if llm.method is None:
         return {}
-    usage = llm.kv_usage()
-    return {"kv_bytes": usage.bytes, "kv_peak_bytes": usage.peak_bytes, "kv_full_bytes": usage.full_bytes}
+    usage, offload = llm.kv_usage(), llm.offload_usage()
+    found = {"kv_bytes": usage.bytes, "kv_peak_bytes": usage.peak_bytes, "kv_full_bytes": usage.full_bytes}
+    if offload.file_bytes:
+        found |= dict.fromkeys(("kv_bytes", "kv_peak_bytes"), offload.device_bytes)
+        found["kv_file_bytes"] = offload.file_bytes
+    return found
 
 
 def greedy(llm: Llama, tokens: NDArray[np.int32], sample: Sample, fresh: bool = True) -> tuple[Answer, float, int]:

@@ -1,13 +1,17 @@
 """pylongctx ask: files and a question in, an answer on stdout, what it took on stderr."""
 
 import json
+import os
 import re
+import time
 
 import pytest
 from terminal import run
 
 from pylongctx.chat.loops import is_loop, repeats
+from pylongctx.cli.ask import changed_last
 from pylongctx.models import embedded_model
+from pylongctx.readers.files import FileText
 
 YES = ("--grammar", 'root ::= "yes" | "no"', "--temp", "0")
 LINES = [f"On day {i} the butler moved the letter to room {7 * i % 50}." for i in range(120)]
@@ -107,6 +111,38 @@ def test_what_does_not_fit_is_named(book, tmp_path):
     assert all(name in line for name in left_out) and not any(name in line for name in kept)
     none = ask(tmp_path, str(folder / "0.txt"), str(folder / "2.txt"), "Where?", "--no-store", "-c", "1200")
     assert none.returncode == 1 and "none of 2 files fits into 1200 tokens" in none.stderr
+
+
+# ---- folders ----
+
+
+def test_a_file_that_changes_again_is_read_alone(tmp_path):
+    notes, cache = tmp_path / "notes", tmp_path / "cache"
+    notes.mkdir()
+    for i in range(3):
+        (notes / f"{i}.txt").write_text("\n".join(line.replace("butler", f"clerk {i}") for line in LINES[:30]))
+    words = (str(notes), "Who?", "--json", "-c", "8192")
+    first, second = (json.loads(ask(cache, *words).stdout) for _ in range(2))
+    assert first["tokens_stored"] == 0 and first["tokens_evaluated"] == first["tokens"] > 2000
+    assert second["tokens_evaluated"] == 0 and second["answer"] == first["answer"]
+    evaluated = []
+    for text in ("Nobody moved a letter. " * 60, "Nobody moved a parcel. " * 60):
+        (notes / "0.txt").write_text(text)
+        evaluated.append(json.loads(ask(cache, *words).stdout)["tokens_evaluated"])
+    n_blocks = -(-len(text.split()) * 2 // 512) + 1
+    assert evaluated[1] <= 512 * n_blocks < first["tokens"] <= evaluated[0] + 512
+
+
+def test_files_that_are_named_stay_where_they_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("LCTX_CACHE", str(tmp_path / "cache"))
+    paths = [tmp_path / f"{i}.txt" for i in range(4)]
+    for path in paths:
+        path.write_text("x")
+    files, names = [FileText(str(path), "x") for path in paths], [str(paths[0]), str(tmp_path)]
+    assert changed_last(files, names) == files
+    for i, later in ((0, 30), (2, 20), (1, 10)):
+        os.utime(paths[i], (time.time() + later,) * 2)
+    assert changed_last(files, names) == [files[0], files[3], files[1], files[2]]
 
 
 # ---- loops ----

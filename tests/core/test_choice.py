@@ -22,7 +22,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("LCTX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choice, "free_bytes", lambda: facts["room"])
     monkeypatch.setattr(choice, "has_gpu", lambda: False)
-    monkeypatch.setattr(choice, "_operations", lambda: SPEED)
+    monkeypatch.setattr(choice, "_estimated_operations", lambda: SPEED)
     monkeypatch.setattr(choice, "hub_reachable", lambda: facts["hub"])
     usage = lambda _: argparse.Namespace(total=2**50, free=facts["disk"])  # noqa: E731
     monkeypatch.setattr(_free.shutil, "disk_usage", usage)
@@ -78,6 +78,8 @@ def test_a_speed_that_was_measured_replaces_the_estimate(machine):
     assert choice.seconds(CATALOG["qwen2.5-coder-1.5b"], 10_000) == pytest.approx(50.0)
     assert estimate != pytest.approx(50.0, rel=0.01)
     assert choice.seconds(CATALOG["qwen2.5-coder-1.5b"], 20_000) > 100
+    larger = CATALOG["llama-3.2-3b"].size / CATALOG["qwen2.5-coder-1.5b"].size
+    assert choice.seconds(CATALOG["llama-3.2-3b"], 10_000) == pytest.approx(50.0 * larger)
     choice.remember_speed("qwen2.5-coder-1.5b", 10, 50.0)  # too short
     choice.remember_speed("my.gguf", 10_000, 1.0)
     assert choice.seconds(CATALOG["qwen2.5-coder-1.5b"], 10_000) == pytest.approx(50.0)

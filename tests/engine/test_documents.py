@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from hybrid_files import path_of
 from llamas import EXACT, F32, TEXT, new
 from serving import running
 from session import assert_same
@@ -155,6 +156,12 @@ def test_refusals(embedded_model, llm):
     for method in ("full", "longheads", None):
         with new(embedded_model, method=method) as other, pytest.raises(ValueError, match="full,spans=N"):
             other.read(ONE)
+
+
+@pytest.mark.parametrize("name", ["qwen3next", "gemma3"])
+def test_windows_and_recurrent_states_are_refused(tmp_path, name):
+    with new(path_of(tmp_path, name), method=SPANS) as llm, pytest.raises(ValueError, match="sliding windows and recurrent"):
+        llm.read(ONE)
 
 
 def test_as_many_as_there_are_spans(embedded_f32):
