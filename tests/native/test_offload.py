@@ -137,7 +137,7 @@ def test_a_context_of_llama_cpp_is_refused(open_session):
 def test_too_little_names_what_is_needed():
     spec, message = (
         "longheads,window=512,n_recent=29",
-        r"every token reads \d+ MiB of rows, which do not fit into 1 MiB",
+        r"every token reads \d+ MiB of rows, which do not fit into a buffer of 1 MiB",
     )
     with pytest.raises(InvalidInput, match=message):
         new(embedded_model(), method=spec, n_ctx=8192, kv_offload="host", kv_offload_mib=1)
@@ -200,7 +200,7 @@ def test_the_memory_that_is_given_is_enough(llama_8b):
     """The example of docs/gpu.md."""
     assert llama_8b(GIB) == GIB
     assert llama_8b(GIB, "longheads,window=4096") == GIB
-    with pytest.raises(InvalidInput, match=r"every token reads \d\d MiB of rows, which do not fit into 8 MiB"):
+    with pytest.raises(InvalidInput, match=r"every token reads \d\d MiB of rows, which do not fit into a buffer of 8 MiB"):
         llama_8b(8 << 20)
 
 
