@@ -66,7 +66,8 @@ def _add_address(options: Options) -> None:
 def _add_access(options: Options) -> None:
     """Add who may send requests."""
     options.several("--api-key", metavar="KEY", help=f"API key; cached prefixes are not shared between keys [{KEY}]")
-    options.add("--api-key-file", parse=file_text, metavar="FILE", help="API keys from a file, one per line")
+    help = "API keys from a file, one per line; without a key in it the server does not start"
+    options.add("--api-key-file", parse=file_text, metavar="FILE", env=True, help=help)
     options.several("--allowed-hosts", metavar="NAME", help="accepted Host names, * for any (localhost, addresses)")
     help = "web pages that may send requests; localhost: pages of this machine, *: all (none)"
     options.several("--cors-origin", "--cors-origins", metavar="URL", help=help)
@@ -159,8 +160,6 @@ def settings(args: argparse.Namespace) -> "Settings":
     from pylongctx.serve.service import Settings
 
     sampling, template = advised_sampling(args) | sampling_arguments(args), template_arguments(args)
-    words = args.api_key or [os.environ.get(KEY, "")]
-    keys = [*(key for word in words for key in word.split(",")), *(args.api_key_file or "").splitlines()]
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
     if args.step_ms is not None and args.step_ms < 0:
@@ -175,7 +174,7 @@ def settings(args: argparse.Namespace) -> "Settings":
         alias=alias,
         aliases=tuple(aliases),
         tags=tuple(_words(args.tags)),
-        api_keys=tuple(dict.fromkeys(key for key in keys if key and not key.startswith("#"))),
+        api_keys=api_keys(args),
         hosts=(*(args.allowed_hosts or ()), args.host or HOST),
         slot_folder=Path(args.slot_save_path) if args.slot_save_path else None,
         cors_origins=tuple(one for word in args.cors_origin or () for one in word.split(",")),
@@ -185,6 +184,25 @@ def settings(args: argparse.Namespace) -> "Settings":
         **{name: value for name, value in given.items() if value is not None},
         **web_settings(args),
     )
+
+
+def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the keys that requests need; empty if none was asked for.
+
+    ValueError when an option or the variable holds no key: the server would be open without anyone knowing.
+    """
+    given = [("--api-key", word, ",") for word in args.api_key or ()]
+    if args.api_key_file is not None:
+        given.append(("the file of --api-key-file", args.api_key_file, "\n"))
+    if KEY in os.environ and not args.api_key and args.socket is None:  # a router gives its keys in a file
+        given.append((f"the environment variable {KEY}", os.environ[KEY], ","))
+    found: list[str] = []
+    for name, text, end in given:
+        keys = [key for part in text.split(end) if (key := part.strip()) and not key.startswith("#")]
+        if not keys:
+            raise ValueError(f"{name} holds no API key, so anyone could use the server: give it a key, or leave it out")
+        found += keys
+    return tuple(dict.fromkeys(found))
 
 
 def _words(text: str | None) -> list[str]:
