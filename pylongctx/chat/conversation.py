@@ -190,10 +190,10 @@ def wanted_schema(response_format: Any) -> Any:
         schema = response_format.get("schema")
         return {"type": "object"} if schema is None or schema == {} else _checked(schema)
     if kind == "json_schema":
-        wrapper = response_format.get("json_schema")
+        wrapper = response_format.get("json_schema", response_format)  # llama-server's form has no wrapper
         if isinstance(wrapper, Mapping) and "schema" in wrapper:
             return _checked(wrapper["schema"])
-        raise ValueError("response_format json_schema needs {'json_schema': {'schema': ...}}")
+        raise ValueError("response_format json_schema needs {'json_schema': {'schema': ...}} or {'schema': ...}")
     raise ValueError(f"response_format must have type text, json_object or json_schema, not {response_format!r}")
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from pylongctx.completions.request import stop_words
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
-from pylongctx.serve.bodies import ChatBody, Extension, Fields, Open, Unserved, load, read, unserved_of
+from pylongctx.serve.bodies import ChatBody, Dialect, Open, Unserved, add_format, also_named, load, read, unserved_of
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.handler import Chunks, NamedEvents, Object
 from pylongctx.serve.openai import ChatHandler, count_tokens
@@ -19,8 +20,6 @@ CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 DOCUMENT = {"type", "source", "title", "context", "citations", "cache_control"}
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 SHOWN = ("full", "summarized")  # thinking.display
-# fields that a chat has by the same name
-SAME = ("stream", "temperature", "top_p", "top_k", "longctx", "chat_template_kwargs")
 DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
@@ -163,8 +162,7 @@ def _is_served(i: int, tool: Mapping[str, Any], unserved: Unserved) -> bool:
 
 def _tool(tool: Mapping[str, Any]) -> Message:
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
-    if tool.get("description") is not None:
-        function["description"] = tool["description"]
+    function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": function}
 
 
@@ -194,32 +192,25 @@ class OutputConfig(Open):
     format: dict[str, Any] | None = None
 
 
-class MessagesBody(Fields):
+class MessagesBody(Dialect):
     """POST /v1/messages."""
 
     messages: list[dict[str, Any]]
-    max_tokens: int | None = None
     system: Any = None
-    stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    stop: str | list[str] | None = also_named("stop_sequences", "stop", "stopping_strings", "stop_sequence")
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
     output_format: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    longctx: Extension = Extension()
 
     def chat(self, unserved: Unserved) -> ChatBody:
         """Return the equivalent request for OpenAI's route."""
-        fields = {name: getattr(self, name) for name in SAME if getattr(self, name) is not None}
-        fields |= {"longctx": self.longctx.model_dump(), "max_tokens": self.max_tokens, "stop": self.stop_sequences}
+        fields = self.shared()
         fields["messages"] = list(chat_messages(self.system, self.messages, unserved))
-        fields["reasoning_effort"] = self.output_config.effort
-        fields["response_format"] = self._format()
+        if self.output_config.effort is not None:
+            fields["reasoning_effort"] = self.output_config.effort
+        add_format(fields, "output_config.format" if self.output_config.format else "output_format", self._format())
         if self.thinking is not None:
             fields["enable_thinking"] = self.thinking.type != "disabled"
             if (display := self.thinking.display) not in SHOWN:
@@ -266,7 +257,7 @@ class MessagesHandler(ChatHandler):
 
     def __init__(self, service: Service, request: Request, asked: MessagesBody) -> None:
         super().__init__(service, request, asked.chat(unserved_of(request)))
-        self._stops = asked.stop_sequences or ()
+        self._stops = stop_words(asked.stop)
 
     def whole(self, found: list[Object]) -> Object:
         """Return a message."""
@@ -280,8 +271,8 @@ class MessagesHandler(ChatHandler):
         """Yield the events of a message."""
         blocks, begun, reason, n_tokens = MessageBlocks(), False, "stop", 0
         async for _, chunk in chunks:
-            if chunk is None:
-                yield {"type": "ping"}
+            if chunk is None or "prompt_progress" in chunk:
+                yield {"type": "ping", **(chunk or {})}
                 continue
             (choice,) = chunk["choices"]
             if "role" in choice["delta"]:
@@ -290,7 +281,8 @@ class MessagesHandler(ChatHandler):
                 begun = True
                 yield {"type": "message_start", "message": self._message()}
             for event in blocks.feed(choice["delta"]):
-                yield event
+                timed = event["type"] == "content_block_delta" and self.body.timings_per_token
+                yield event | {"timings": self.timings(0)} if timed else event
             reason = choice["finish_reason"] or reason
             n_tokens = chunk.get("usage", {}).get("completion_tokens", n_tokens)
         for event in blocks.finish():

@@ -11,7 +11,18 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
-from pylongctx.serve.bodies import MAX_ENTRIES, ChatBody, Extension, Fields, Open, Unserved, load, read, unserved_of
+from pylongctx.serve.bodies import (
+    MAX_ENTRIES,
+    ChatBody,
+    Dialect,
+    Open,
+    Unserved,
+    add_format,
+    also_named,
+    load,
+    read,
+    unserved_of,
+)
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.handler import Chunks, NamedEvents, Object
 from pylongctx.serve.openai import ChatHandler, count_tokens
@@ -28,20 +39,6 @@ ONE_TEXT = {
     "additionalProperties": False,
 }
 NAMES = {"thinking": "rs", "text": "msg", "call": "fc", "custom": "ctc"}
-# fields that a chat has by the same name
-SAME = (
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "parallel_tool_calls",
-    "return_progress",
-    "timings_per_token",
-    "longctx",
-    "chat_template_kwargs",
-)
 EVENTS = {"thinking": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
 
 
@@ -57,7 +54,7 @@ class RequestTools:
         """Add a tool; tools that a server would run are not supported."""
         kind = tool.get("type") if isinstance(tool, Mapping) else None
         if kind == "function":
-            self._add_function({name: value for name, value in tool.items() if name not in ("type", "strict")})
+            self._add_function({name: value for name, value in tool.items() if name != "type"})
         elif kind == "custom":
             self._add_custom(where, tool, unserved)
         elif kind == "namespace" and isinstance(tool.get("tools"), list):
@@ -182,27 +179,16 @@ class Reasoning(Open):
     generate_summary: str | None = None
 
 
-class ResponsesBody(Fields):
+class ResponsesBody(Dialect):
     """POST /v1/responses."""
 
     input: Any
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    max_tokens: int | None = also_named("max_output_tokens", "max_tokens", "n_predict", "max_new_tokens", ge=-2)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     text: TextConfig = TextConfig()
     reasoning: Reasoning = Reasoning()
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    longctx: Extension = Extension()
 
     @cached_property
     def functions(self) -> RequestTools:
@@ -211,11 +197,11 @@ class ResponsesBody(Fields):
 
     def chat(self, unserved: Unserved) -> ChatBody:
         """Return the equivalent request for the route of chats."""
-        fields = {name: getattr(self, name) for name in SAME if getattr(self, name) is not None}
-        fields["longctx"] = self.longctx.model_dump()
+        fields = self.shared()
         fields["messages"] = list(chat_messages(self.instructions, self.input, unserved))
-        fields |= {"max_tokens": self.max_output_tokens, "response_format": self._format()}
-        fields["reasoning_effort"] = self.reasoning.effort
+        add_format(fields, "text.format", self._format())
+        if self.reasoning.effort is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
         for i, tool in enumerate(self.tools or ()):
             self.functions.add(f"tools[{i}]", tool, unserved)
         fields["tool_choice"] = self.functions.choose(self.tool_choice)
@@ -227,7 +213,9 @@ class ResponsesBody(Fields):
 
     def _format(self) -> Any:
         wanted = self.text.format
-        if wanted is None or wanted.get("type") != "json_schema":
+        if wanted is None or wanted.get("type") == "text":
+            return None
+        if wanted.get("type") != "json_schema":
             return wanted
         return {"type": "json_schema", "json_schema": {k: v for k, v in wanted.items() if k != "type"}}
 
@@ -311,7 +299,7 @@ class ResponsesHandler(ChatHandler):
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "error": None,
             "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
+            "max_output_tokens": asked.max_tokens,
             "model": self.service.settings.alias,
             "output": output,
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
