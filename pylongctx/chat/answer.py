@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pylongctx._lib import error, ffi, lib, take_text, text
+from pylongctx.chat.tools import custom_input
 from pylongctx.completions.results import CompletionUsage, Generation, TokenEntry
 from pylongctx.errors import LctxError
 
@@ -48,12 +49,20 @@ class FunctionCall(TypedDict):
     arguments: str
 
 
+class CustomCall(TypedDict):
+    """A custom tool and its input."""
+
+    name: NotRequired[str]  # of a part only in the first one
+    input: str
+
+
 class ToolCall(TypedDict):
-    """A tool call."""
+    """A tool call, of a function or a custom tool."""
 
     id: str
-    type: Literal["function"]
-    function: FunctionCall
+    type: Literal["function", "custom"]
+    function: NotRequired[FunctionCall]
+    custom: NotRequired[CustomCall]
 
 
 class AnswerMessage(TypedDict):
@@ -98,8 +107,9 @@ class ToolCallDelta(TypedDict):
 
     index: int
     id: NotRequired[str]
-    type: NotRequired[Literal["function"]]
-    function: FunctionCallDelta
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[FunctionCallDelta]
+    custom: NotRequired[CustomCall]
 
 
 class Delta(TypedDict, total=False):
@@ -188,8 +198,10 @@ class ChatAnswer:
     legacy: bool = False  # whether calls are OpenAI's older function calls
     usage_chunk: bool = False  # whether a stream ends with a separate usage chunk, as with OpenAI's include_usage
     one_call: bool = False  # whether the answer ends after the first tool call
+    custom: frozenset[str] = frozenset()  # names of custom tools
     entries: list[TokenEntry] = field(default_factory=list)  # not sent in a chunk yet
     called: bool = False
+    inputs: dict[int, str] = field(default_factory=dict)  # arguments of calls of custom tools, by index
 
     def stream(self) -> Iterator[ChatChunk]:
         """Yield a chunk with the role, chunks of the message, and one with the finish reason and the usage."""
@@ -207,7 +219,10 @@ class ChatAnswer:
 
         yield chunk({"role": "assistant"})
         for delta in self._deltas():
-            yield chunk(delta)
+            if delta:
+                yield chunk(delta)
+        for index, arguments in self.inputs.items():
+            yield chunk({"tool_calls": [{"index": index, "custom": {"input": custom_input(arguments)}}]})
         self.generation.finish()
         last = chunk({}, self._reason())
         if self.usage_chunk:
@@ -243,6 +258,8 @@ class ChatAnswer:
             return delta
         self.called = True
         call = found["tool_call"]
+        if call["name"] in self.custom or call["index"] in self.inputs:
+            return delta | self._custom(call)
         named = {"name": call["name"]} if call["name"] else {}
         function: Any = {**named, "arguments": call["arguments"]}
         if self.legacy:
@@ -251,6 +268,13 @@ class ChatAnswer:
             first = {"id": call["id"], "type": "function"} if call["id"] else {}
             delta["tool_calls"] = [{"index": call["index"], **first, "function": function}]  # type: ignore[typeddict-item]
         return delta
+
+    def _custom(self, call: dict[str, Any]) -> Delta:
+        """Return the beginning of a custom tool's call; its input is only known when the JSON around it is complete."""
+        index, begins = call["index"], call["index"] not in self.inputs
+        self.inputs[index] = self.inputs.get(index, "") + call["arguments"]
+        own: CustomCall = {"name": call["name"], "input": ""}
+        return {"tool_calls": [{"index": index, "id": call["id"], "type": "custom", "custom": own}]} if begins else {}
 
     def _reason(self) -> FinishReason:
         if self.generation.reason == "stop" and self.called:
@@ -297,15 +321,16 @@ def _add(message: AnswerMessage, delta: Delta) -> None:
     if "function_call" in delta:
         _add_call(message.setdefault("function_call", {"name": "", "arguments": ""}), delta["function_call"])
     for call in delta.get("tool_calls", []):
-        calls = message.setdefault("tool_calls", [])
+        calls: list[Any] = message.setdefault("tool_calls", [])
+        kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
         if call["index"] == len(calls):
-            calls.append({"id": call.get("id", ""), "type": "function", "function": {"name": "", "arguments": ""}})
-        _add_call(calls[call["index"]]["function"], call["function"])
+            calls.append({"id": call.get("id", ""), "type": kind, kind: {"name": "", text: ""}})
+        _add_call(calls[call["index"]][kind], call[kind], text)  # type: ignore[literal-required]
 
 
-def _add_call(function: Any, delta: Any) -> None:
-    function["name"] = delta.get("name", function["name"])
-    function["arguments"] += delta["arguments"]
+def _add_call(called: Any, delta: Any, text: str = "arguments") -> None:
+    called["name"] = delta.get("name", called["name"])
+    called[text] += delta[text]
 
 
 def _token(piece: bytes, logprob: float) -> TopLogprob:

@@ -17,6 +17,7 @@ import numpy as np
 from pylongctx._log import LOG
 from pylongctx.chat.answer import Message
 from pylongctx.chat.template import ChatTemplate, Rendered
+from pylongctx.chat.tools import check_call, choose_tools
 from pylongctx.engine.documents import with_texts
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import Eviction
@@ -48,7 +49,7 @@ def check_messages(messages: Any, source: str) -> list[Message]:
     ids: list[str] = []  # ids of calls without a result
     for i, message in enumerate(checked):
         if message["role"] == "assistant":
-            calls = [_check_call(i, j, call) for j, call in enumerate(_calls(i, message))]
+            calls = [check_call(i, j, call) for j, call in enumerate(_calls(i, message))]
             ids = [call["id"] for call in calls]
             message.pop("tool_calls", None)
             if calls:
@@ -64,19 +65,6 @@ def _calls(i: int, message: Message) -> list[Any]:
     if not isinstance(calls, list):
         raise ValueError(f"messages[{i}].tool_calls must be a list, not {type(calls).__name__}")
     return calls
-
-
-def _check_call(i: int, j: int, call: Any) -> dict[str, Any]:
-    """Return a call in OpenAI's form, completing a missing type or id, or missing empty arguments."""
-    unnamed = f"call{i % 1000:03}{j % 100:02}"  # deterministic; Mistral's templates require nine characters
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(f"messages[{i}].tool_calls[{j}] must have a function with a name")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments or {}, ensure_ascii=False)
-    made = {"name": function["name"], "arguments": arguments if arguments.strip() else "{}"}
-    return {**call, "type": "function", "id": call.get("id") or unnamed, "function": made}
 
 
 def texts_of(message: Any) -> Iterator[str]:
@@ -138,39 +126,6 @@ def _without_functions(message: dict[str, Any]) -> Message:
     if call is not None:
         message["tool_calls"] = [{"type": "function", "id": call["name"], "function": dict(call)}]
     return message
-
-
-def choose_tools(functions: Any, function_call: Any, tools: Any, tool_choice: Any) -> tuple[list[dict[str, Any]], str]:
-    """Return the tools and the choice: auto, none or required. A tool named by the choice is the only one returned.
-
-    ValueError when a tool is not a function, or the choice is invalid.
-    """
-    if functions:
-        tools = [{"type": "function", "function": function} for function in functions]
-        tool_choice = function_call
-        if isinstance(function_call, Mapping):
-            tool_choice = {"type": "function", "function": function_call}
-    tools = [_check_tool(i, tool) for i, tool in enumerate(tools or [])]
-    if isinstance(tool_choice, Mapping):
-        name = (tool_choice.get("function") or {}).get("name")
-        named = [tool for tool in tools if tool["function"]["name"] == name]
-        if not named:
-            raise ValueError(f"tool_choice names {name!r}, which is not one of the tools")
-        return named, "required"
-    choice = tool_choice or "auto"
-    if choice not in ("auto", "none", "required"):
-        raise ValueError(f"tool_choice must be 'auto', 'none', 'required' or name a function, not {tool_choice!r}")
-    if choice == "required" and not tools:
-        raise ValueError("tool_choice='required' needs tools")
-    return tools, choice
-
-
-def _check_tool(i: int, tool: Any) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or tool.get("type") != "function":
-        raise ValueError(f"tools[{i}] must be {{'type': 'function', 'function': {{'name': ..., 'parameters': ...}}}}")
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    return {"type": "function", "function": {**function, "parameters": parameters}}
 
 
 def _checked(schema: Any) -> Any:

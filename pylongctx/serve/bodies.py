@@ -20,6 +20,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 from pylongctx.chat.conversation import is_strict, wanted_schema
+from pylongctx.chat.tools import custom_grammar
 from pylongctx.completions.grammar import LlamaGrammar
 from pylongctx.engine.sampling.params import KEYWORDS, MAX_BREAKERS, NUMBERS, SamplingParams, sampler_name
 from pylongctx.parallel import Host, MixedPrompt
@@ -599,8 +600,12 @@ class ChatBody(Conversing):
         return {"enable_thinking": thinking, "chat_template_kwargs": more, "parse_special": special}
 
     def settle(self, unserved: Unserved) -> None:
-        """Let a schema be ``response_format``, so that a model may reason before its answer."""
+        """Record grammars of tools, and let a schema be ``response_format``, so that a model may reason first."""
         super().settle(unserved)
+        for i, tool in enumerate(self.tools or ()):
+            if tool.get("type") == "custom" and custom_grammar(tool) is not None:
+                where = f"tools[{i}].custom.format"
+                unserved.note(where, f"{where}: the grammar is shown to the model, but not enforced")
         shape = self.wanted()
         if shape is None or shape.kind != "schema" or shape.field == "response_format":
             return

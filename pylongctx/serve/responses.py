@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from pylongctx.chat.tools import custom_function, custom_grammar, custom_input
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
 from pylongctx.serve.bodies import (
     MAX_ENTRIES,
@@ -31,13 +32,6 @@ from pylongctx.serve.service import Service
 TEXTS = ("input_text", "output_text", "text")
 CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 STORED = ("item_reference",)  # references data stored on another server
-# a custom tool becomes a function with one string argument
-ONE_TEXT = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 NAMES = {"thinking": "rs", "text": "msg", "call": "fc", "custom": "ctc"}
 EVENTS = {"thinking": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
 
@@ -70,23 +64,10 @@ class RequestTools:
         self.functions.append({"type": "function", "function": function})
 
     def _add_custom(self, where: str, tool: Mapping[str, Any], unserved: Unserved) -> None:
-        wanted, description = tool.get("format") or {}, str(tool.get("description") or "")
-        if wanted.get("type") == "grammar":
+        if custom_grammar(tool) is not None:
             unserved.note(f"{where}.format", f"{where}.format: the grammar is shown to the model, but not enforced")
-            definition = f"The input follows this {wanted.get('syntax')} grammar:\n{wanted.get('definition')}"
-            description = f"{description}\n{definition}".strip()
         self.custom.add(str(tool.get("name")))
-        self._add_function({"name": tool.get("name"), "description": description, "parameters": ONE_TEXT})
-
-    def choose(self, choice: Any) -> Any:
-        """Return the tool choice of a chat, after removing tools that are not allowed."""
-        if not isinstance(choice, Mapping):
-            return choice
-        if choice.get("type") != "allowed_tools":
-            return {"type": "function", "function": {"name": choice.get("name")}}
-        allowed = {one.get("name") for one in choice.get("tools") or ()}
-        self.functions = [one for one in self.functions if one["function"].get("name") in allowed]
-        return choice.get("mode") or "auto"
+        self.functions.append(custom_function({"name": None, **tool}))
 
 
 def chat_messages(instructions: str | None, items: Any, unserved: Unserved) -> Iterator[Object]:
@@ -204,7 +185,7 @@ class ResponsesBody(Dialect):
             fields["reasoning_effort"] = self.reasoning.effort
         for i, tool in enumerate(self.tools or ()):
             self.functions.add(f"tools[{i}]", tool, unserved)
-        fields["tool_choice"] = self.functions.choose(self.tool_choice)
+        fields["tool_choice"] = self.tool_choice
         fields["tools"] = self.functions.functions or None
         if self.text.verbosity not in (None, "medium"):
             reason = f"text.verbosity={self.text.verbosity!r} is not supported: the prompt does not contain it"
@@ -338,7 +319,7 @@ class OutputBlocks(Blocks):
         name = self._names.setdefault(block.index, f"{NAMES[kind]}_{uuid.uuid4().hex}")
         status = "completed" if done else "in_progress"
         if kind == "custom":
-            call = {"call_id": block.id, "name": block.name, "input": _input(block) if done else ""}
+            call = {"call_id": block.id, "name": block.name, "input": custom_input(block.text) if done else ""}
             return {"type": "custom_tool_call", "id": name, "status": status, **call}
         if kind == "call":
             space = self._tools.namespaces.get(block.name)
@@ -366,8 +347,8 @@ class OutputBlocks(Blocks):
 
     def _closed(self, block: Block) -> Iterator[Event]:
         if self._is_custom(block):
-            yield self._event("custom_tool_call_input.delta", block) | {"delta": _input(block)}
-            yield self._event("custom_tool_call_input.done", block) | {"input": _input(block)}
+            yield self._event("custom_tool_call_input.delta", block) | {"delta": custom_input(block.text)}
+            yield self._event("custom_tool_call_input.done", block) | {"input": custom_input(block.text)}
         else:
             said = {"arguments": block.text} if block.kind == "call" else {"text": block.text}
             yield self._event(f"{EVENTS[block.kind]}.done", block) | said
@@ -385,9 +366,3 @@ class OutputBlocks(Blocks):
         if block.kind == "thinking":
             return {"type": "reasoning_text", "text": block.text}
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
-
-
-def _input(block: Block) -> str:
-    """Return the input text of a custom tool; incomplete if the answer was cut off."""
-    arguments = block.arguments
-    return str(arguments.get("input", block.text)) if isinstance(arguments, dict) else block.text

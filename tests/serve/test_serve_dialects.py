@@ -320,3 +320,83 @@ def test_the_answers_of_llama_are_the_same(server, ask):
     with new(server.host.model_path) as llm:
         expected = llm.create_chat_completion(ASKED, max_tokens=12, temperature=0)["choices"][0]["message"]["content"]
     assert messages(ask, temperature=0)["content"][0]["text"] == expected
+
+
+BROKEN = '{"chapter": 7'
+HISTORIES = {
+    "/v1/chat/completions": {
+        "messages": [
+            *ASKED,
+            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "look_up", "arguments": BROKEN}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "?"},
+        ]
+    },
+    "/v1/messages": {
+        "max_tokens": 4,
+        "messages": [
+            *ASKED,
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look_up", "input": BROKEN}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "?"}]},
+        ],
+    },
+    "/v1/responses": {
+        "input": [
+            *ASKED,
+            {"type": "function_call", "call_id": "c", "name": "look_up", "arguments": BROKEN, "status": "incomplete"},
+            {"type": "function_call_output", "call_id": "c", "output": "?"},
+        ]
+    },
+    "/api/chat": {
+        "messages": [
+            *ASKED,
+            {"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": BROKEN}}]},
+            {"role": "tool", "tool_name": "look_up", "content": "?"},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("path", HISTORIES)
+def test_a_conversation_goes_on_after_a_broken_call(path):
+    from chat_templates import TAGGED
+
+    limit = {"options": {"num_predict": 2}, "stream": False} if "api" in path else {"max_tokens": 2}
+    with running(n_seq=1, n_ctx=1024, chat_format=TAGGED) as server:
+        response = server.http.post(path, json=HISTORIES[path] | limit)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "any",
+        {"type": "function", "name": "look_up"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look_up"}]},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_choice_has_many_forms(ask, path, choice):
+    flat = {"type": "function", "name": "look_up", "parameters": SCHEMA}
+    body = {"messages": ASKED} if "chat" in path else {"input": "Look"}
+    found = ask(path, **body, tools=[flat], tool_choice=choice, max_tokens=99, parallel_tool_calls=False)
+    if "chat" in path:
+        assert found["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look_up"
+    else:
+        assert found["output"][-1]["name"] == "look_up"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_custom_tool_in_a_chat(server, monkeypatch, streamed):
+    forced(server, monkeypatch, '<tool_call>\n{"name": "shell", "arguments": {"input": "ls"}}\n</tool_call>')
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-z]+"}}
+    tools = [{"type": "custom", "custom": {"name": "shell", "format": grammar}}]
+    given = {"model": "any", "messages": ASKED, "tools": tools, "max_tokens": 99}
+    raw = server.client.chat.completions.with_raw_response.create(**given)
+    assert raw.headers["x-unserved-fields"] == "tools[0].custom.format"
+    if streamed:
+        deltas = [chunk.choices[0].delta for chunk in server.client.chat.completions.create(**given, stream=True)]
+        calls = [delta.tool_calls[0].custom for delta in deltas if delta.tool_calls]
+        assert "".join(call["input"] for call in calls) == "ls" and calls[0]["name"] == "shell"
+    else:
+        (call,) = raw.parse().choices[0].message.tool_calls
+        assert (call.type, call.custom.name, call.custom.input) == ("custom", "shell", "ls")
