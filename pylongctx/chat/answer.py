@@ -201,6 +201,8 @@ class ChatAnswer:
     custom: frozenset[str] = frozenset()  # names of custom tools
     entries: list[TokenEntry] = field(default_factory=list)  # not sent in a chunk yet
     called: bool = False
+    n_thought: int = 0  # tokens of the reasoning, with the mark before it
+    n_counted: int = 0  # tokens whose text was parsed
     inputs: dict[int, str] = field(default_factory=dict)  # arguments of calls of custom tools, by index
 
     def stream(self) -> Iterator[ChatChunk]:
@@ -230,6 +232,8 @@ class ChatAnswer:
             last = chunk({})
             last["choices"] = []
         last["usage"] = self.generation.usage()
+        if self.n_thought:
+            last["usage"]["completion_tokens_details"] = {"reasoning_tokens": self.n_thought}
         yield last
 
     def _deltas(self) -> Iterator[Delta]:
@@ -250,7 +254,9 @@ class ChatAnswer:
 
     def _delta(self, found: dict[str, Any]) -> Delta:
         delta: Delta = {}
+        before, self.n_counted = self.n_counted, self.generation.n_tokens
         if "reasoning_content" in found:
+            self.n_thought += self.n_counted - before
             delta["reasoning_content"] = found["reasoning_content"]
         if "content" in found:
             delta["content"] = found["content"]

@@ -144,13 +144,19 @@ def check_call(i: int, j: int, call: Any) -> Object:
         raise ValueError(f"messages[{i}].tool_calls[{j}] must have a function with a name")
     if kind == "custom":
         function = {"name": function["name"], "arguments": {INPUT: function.get("input") or ""}}
-    made = {"name": function["name"], "arguments": _readable(function.get("arguments"))}
+    made = {"name": function["name"], "arguments": readable(function.get("arguments"))}
     others = {name: value for name, value in call.items() if name != "custom"}
     return {**others, "type": "function", "id": call.get("id") or unnamed, "function": made}
 
 
-def _readable(arguments: Any) -> str:
-    """Return the JSON text of an object that has the arguments of a call."""
+def readable(arguments: Any) -> str:
+    """Return the JSON text of an object that has the arguments of a call.
+
+    Examples
+    --------
+    >>> readable('{"n": 7}'), readable('{"n": 7')
+    ('{"n": 7}', '{"arguments": "{\\"n\\": 7"}')
+    """
     if isinstance(arguments, str):
         if not arguments.strip():
             return "{}"

@@ -184,9 +184,10 @@ class _Usage(TypedDict):
 
 
 class CompletionUsage(_Usage, total=False):
-    """Token counts of one completion, with ``dropped_tokens`` and ``dropped_turns`` in the details, if any."""
+    """Token counts, with ``dropped_tokens`` and ``dropped_turns``, and ``reasoning_tokens``, in the details, if any."""
 
     prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
 
 
 class CompletionChoice(TypedDict):

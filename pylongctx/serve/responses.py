@@ -236,7 +236,7 @@ class ResponsesHandler(ChatHandler):
         """Return a response."""
         (choice,) = found[0]["choices"]
         names = OutputBlocks(self._asked.functions)
-        output = [names.item(block) for block in blocks_of(choice["message"])]
+        output = [names.item(block) for block in blocks_of(choice["message"], choice["finish_reason"] == "length")]
         whole = self._response(output, choice["finish_reason"], found[0]["usage"])
         return whole | {"timings": self.timings(0)}
 
@@ -264,7 +264,7 @@ class ResponsesHandler(ChatHandler):
                 timed = event["type"] == "response.output_text.delta" and self._asked.timings_per_token
                 yield event | {"timings": self.timings(0)} if timed else event
             reason, usage = choice["finish_reason"] or reason, chunk.get("usage", usage)
-        for event in blocks.finish():
+        for event in blocks.finish(cut=reason == "length"):
             yield event
         response = self._response([blocks.item(block) for block in blocks.blocks], reason, usage)
         yield {"type": f"response.{response['status']}", "response": response, "timings": self.timings(0)}
@@ -299,7 +299,7 @@ class ResponsesHandler(ChatHandler):
                 if job
                 else {"cached_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": 0} | usage.get("completion_tokens_details", {}),
                 "total_tokens": usage["total_tokens"],
             },
         }
@@ -317,7 +317,7 @@ class OutputBlocks(Blocks):
         """Return a block as an item of the output."""
         kind = "custom" if self._is_custom(block) else block.kind
         name = self._names.setdefault(block.index, f"{NAMES[kind]}_{uuid.uuid4().hex}")
-        status = "completed" if done else "in_progress"
+        status = "incomplete" if block.cut else "completed" if done else "in_progress"
         if kind == "custom":
             call = {"call_id": block.id, "name": block.name, "input": custom_input(block.text) if done else ""}
             return {"type": "custom_tool_call", "id": name, "status": status, **call}
@@ -348,13 +348,17 @@ class OutputBlocks(Blocks):
     def _closed(self, block: Block) -> Iterator[Event]:
         if self._is_custom(block):
             yield self._event("custom_tool_call_input.delta", block) | {"delta": custom_input(block.text)}
-            yield self._event("custom_tool_call_input.done", block) | {"input": custom_input(block.text)}
-        else:
-            said = {"arguments": block.text} if block.kind == "call" else {"text": block.text}
-            yield self._event(f"{EVENTS[block.kind]}.done", block) | said
+        if not (block.kind == "call" and block.cut):  # clients run a call whose arguments are done
+            yield self._done(block)
         if block.kind != "call":
             yield self._event("content_part.done", block) | {"part": self._part(block)}
         yield {"type": "response.output_item.done", "output_index": block.index, "item": self.item(block)}
+
+    def _done(self, block: Block) -> Event:
+        if self._is_custom(block):
+            return self._event("custom_tool_call_input.done", block) | {"input": custom_input(block.text)}
+        said = {"arguments": block.text} if block.kind == "call" else {"text": block.text}
+        return self._event(f"{EVENTS[block.kind]}.done", block) | said
 
     def _event(self, kind: str, block: Block) -> Event:
         place = {} if block.kind == "call" else {"content_index": 0}

@@ -400,3 +400,59 @@ def test_a_custom_tool_in_a_chat(server, monkeypatch, streamed):
     else:
         (call,) = raw.parse().choices[0].message.tool_calls
         assert (call.type, call.custom.name, call.custom.input) == ("custom", "shell", "ls")
+
+
+CUSTOM_CALL = '<tool_call>\n{"name": "shell", "arguments": {"input": "ls -l"}}\n</tool_call>'
+CUT_TOOLS = [
+    {"type": "function", "name": "look_up", "parameters": SCHEMA},
+    {"type": "custom", "name": "shell"},
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("said", "kind"), [(CALL, "function_call"), (CUSTOM_CALL, "custom_tool_call")])
+def test_a_call_that_is_cut_off_is_incomplete_and_can_be_sent_back(server, monkeypatch, said, kind, streamed):
+    forced(server, monkeypatch, said)
+    cut = 0
+    whole = len(server.host.model.tokenize(said.encode(), False, True))
+    for n in range(whole - 14, whole - 6):
+        body = {"input": "Look", "tools": CUT_TOOLS, "max_output_tokens": n}
+        if streamed:
+            found = stream(server, "/v1/responses", **body)
+            response = found[-1]["response"]
+            done = {event["type"] for event in found if event["type"].endswith((".done", "item.done"))}
+            if response["output"][-1]["type"] == kind:
+                assert not done & {"response.function_call_arguments.done", "response.custom_tool_call_input.done"}
+                assert found[-2]["item"] == response["output"][-1]
+        else:
+            response = server.http.post("/v1/responses", json=body).json()
+        assert response["status"] == "incomplete"
+        assert [item["status"] for item in response["output"]][-1] == "incomplete"
+        cut += response["output"][-1]["type"] == kind
+        monkeypatch.undo()
+        again = [{"role": "user", "content": "Look"}, *response["output"], {"role": "user", "content": "So?"}]
+        asked = {"input": again, "tools": CUT_TOOLS, "max_output_tokens": 1}
+        assert server.http.post("/v1/responses", json=asked).status_code == 200
+        forced(server, monkeypatch, said)
+    assert cut > 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_thoughts_are_counted(monkeypatch, streamed):
+    thought = "<think>\nI think so, and I think of it for long.\n</think>\n\n"
+    with running(n_seq=1, chat_format=THINKING) as server:
+        n = len(server.host.model.tokenize(thought.encode(), False, True))
+        forced(server, monkeypatch, f"{thought}Yes.")
+        body = {"input": "Is it?", "max_output_tokens": 90}
+        if streamed:
+            usage = stream(server, "/v1/responses", **body)[-1]["response"]["usage"]
+        else:
+            usage = server.http.post("/v1/responses", json=body).json()["usage"]
+        counted = usage["output_tokens_details"]["reasoning_tokens"]
+        assert n - 8 <= counted <= n < usage["output_tokens"]
+        cut = server.http.post("/v1/responses", json=body | {"max_output_tokens": 12}).json()
+        assert cut["usage"]["output_tokens_details"] == {"reasoning_tokens": 12}
+        assert [item["status"] for item in cut["output"]] == ["incomplete"]
+        chat = {"messages": ASKED, "max_tokens": 90}
+        usage = server.http.post("/v1/chat/completions", json=chat).json()["usage"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": counted}
