@@ -28,6 +28,7 @@ EPILOG = f"Clients: OpenAI(base_url='http://{HOST}:{PORT}/v1', api_key='none'), 
 KEY = "LLAMA_API_KEY"
 FORMATS = ("auto", "deepseek", "none")  # of reasoning
 POLICIES = ("warn", "ignore", "refuse")  # for fields that have no effect
+CONTENT = ("note", "refuse")  # pictures and other content that cannot be read
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
     *("method", "overflow", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
@@ -81,6 +82,8 @@ def _add_limits(options: Options) -> None:
     add("--document-cache", parse=integer, metavar="MIB", help="maximum MiB of prefilled documents (2048)")
     help = "unsupported fields: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=help)
+    help = "pictures, files and unknown parts in turns before the last: put a note in their place, or refuse (note)"
+    add("--unknown-content", parse=one_of(CONTENT), metavar="note|refuse", help=help)
     add("--stall", parse=number, metavar="SECONDS", help="time without progress after which /health fails (120)")
     help = "longest step while answers are generated during a prefill; 0: no limit (150)"
     add("--step-ms", parse=number, metavar="MS", help=help)
@@ -166,6 +169,7 @@ def settings(args: argparse.Namespace) -> "Settings":
         raise ValueError(f"--step-ms must be 0 (no limit) or more, not {args.step_ms:g}")
     given["step"] = None if args.step_ms is None else args.step_ms / 1000
     given |= {"page": args.page, "slots": args.slots, "unknown_fields": args.unknown_fields}
+    given["unknown_content"] = args.unknown_content
     given |= {"spm_infill": args.spm_infill, "cache_prompt": args.cache_prompt, "prefills": args.prefill_assistant}
     given["document_bytes"] = None if args.document_cache is None else args.document_cache << 20
     limit = sampling.pop("max_tokens")

@@ -96,16 +96,3 @@ def _pieces(delta: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, Ev
         function = call["function"]
         more = {"id": call.get("id", ""), "name": function.get("name", "")}
         yield ("call", call.get("index", i)), function["arguments"], more
-
-
-def text_of(content: Any, kinds: tuple[str, ...], where: str) -> str:
-    """Return the text of a string or of content parts; ValueError when a part is not of one of the kinds."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise ValueError(f"{where}: content must be a string or a list of parts, not {type(content).__name__}")
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in kinds or not isinstance(part.get("text"), str):
-            raise ValueError(f"{where}: a content part of type {kind!r} cannot be read, only text")
-    return "".join(part["text"] for part in content)

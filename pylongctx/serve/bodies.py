@@ -25,7 +25,9 @@ from pylongctx.completions.grammar import LlamaGrammar
 from pylongctx.engine.sampling.params import KEYWORDS, MAX_BREAKERS, NUMBERS, SamplingParams, sampler_name
 from pylongctx.parallel import Host, MixedPrompt
 from pylongctx.serve import foreign
+from pylongctx.serve.content import readable
 from pylongctx.serve.errors import ApiError, invalid
+from pylongctx.serve.unserved import SHOWN, Unserved
 
 OLLAMA = "/api/"  # prefix of the routes of its API
 # maximum entries of lists and objects, by field
@@ -49,7 +51,6 @@ MAX_ENTRIES = {
 }
 MAX_PARTS = 65536  # total content parts and tool calls of all messages
 MAX_STOP = 16384  # total characters of all stop strings
-SHOWN = 60  # characters of a value in error messages
 MAX_NAMED = 32  # maximum fields without effect named in a response
 # fields passed unchanged to create_completion and create_chat_completion
 SAMPLING = (
@@ -72,21 +73,6 @@ MAX_LOGPROBS = 100  # maximum log-probabilities per token
 MAX_STOP_TOKENS = 256
 NO_EFFORT = "none"  # of reasoning_effort
 NEVER = float("-inf")
-
-
-class Unserved:
-    """Unsupported fields of a request; the policy is ``refuse``, ``warn`` (in a header and the log) or ``ignore``."""
-
-    def __init__(self, policy: str) -> None:
-        self.policy = policy
-        self.found: dict[str, str] = {}  # the reasons by field
-
-    def note(self, name: str, reason: str) -> None:
-        """Record a field without effect; ApiError if such fields are refused."""
-        name = name[:SHOWN]
-        if self.policy == "refuse":
-            raise invalid(reason, name)
-        self.found.setdefault(name, reason)
 
 
 class Fields(BaseModel):
@@ -600,8 +586,9 @@ class ChatBody(Conversing):
         return {"enable_thinking": thinking, "chat_template_kwargs": more, "parse_special": special}
 
     def settle(self, unserved: Unserved) -> None:
-        """Record grammars of tools, and let a schema be ``response_format``, so that a model may reason first."""
+        """Record what is not supported, and let a schema be ``response_format``, so that a model may reason first."""
         super().settle(unserved)
+        self.messages = readable(self.messages, unserved)
         for i, tool in enumerate(self.tools or ()):
             if tool.get("type") == "custom" and custom_grammar(tool) is not None:
                 where = f"tools[{i}].custom.format"

@@ -16,10 +16,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pylongctx._log import LOG as NOTES
-from pylongctx.serve.bodies import MAX_NAMED, OLLAMA, Unserved, is_json
+from pylongctx.serve.bodies import MAX_NAMED, OLLAMA, is_json
 from pylongctx.serve.errors import ApiError, as_api_error, unavailable
 from pylongctx.serve.metrics import Answers
 from pylongctx.serve.service import Settings
+from pylongctx.serve.unserved import Unserved
 
 HEALTH = frozenset({"/health", "/v1/health"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -135,7 +136,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         status, began, held = 0, time.monotonic(), [0]
-        unserved = scope["unserved"] = Unserved(self._service.settings.unknown_fields)
+        settings = self._service.settings
+        unserved = scope["unserved"] = Unserved(settings.unknown_fields, settings.unknown_content == "note")
 
         async def counting(message: Message) -> None:
             nonlocal status

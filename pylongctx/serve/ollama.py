@@ -20,7 +20,6 @@ from pylongctx.serve.bodies import (
     Dialect,
     Fields,
     NativeBody,
-    Unserved,
     add_format,
     load,
     names_of,
@@ -29,12 +28,14 @@ from pylongctx.serve.bodies import (
     unserved_of,
 )
 from pylongctx.serve.cards import FOREVER, card_of, stamp, thinks
+from pylongctx.serve.content import parts_of, unread
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.handler import Chunks, Handler, JsonLines, Object
 from pylongctx.serve.native import NativeHandler, infill_prompt
 from pylongctx.serve.openai import ChatHandler, template_completer
 from pylongctx.serve.service import Service
 from pylongctx.serve.texts import MAX_TEXTS
+from pylongctx.serve.unserved import Unserved
 
 # request options that are fields of other APIs
 SHARED_OPTIONS = frozenset(name for names in names_of(Conversing).values() for name in names)
@@ -172,9 +173,10 @@ class OllamaChatBody(OllamaBody):
 
 def _message(i: int, message: Mapping[str, Any], ids: dict[str, str]) -> Object:
     """Return a message; ``ids`` has the last call of each function."""
-    if message.get("images"):
-        raise invalid(f"messages[{i}]: images are not supported, only text", "messages")
-    found = {"role": str(message.get("role", "")).lower(), "content": message.get("content") or ""}
+    found: Object = {"role": str(message.get("role", "")).lower(), "content": message.get("content") or ""}
+    if n := len(message.get("images") or ()):
+        pictures = [unread("image", f"messages[{i}].images[{j}]") for j in range(n)]
+        found["content"] = [*parts_of(found["content"]), *pictures]
     if message.get("thinking"):
         found["reasoning_content"] = message["thinking"]
     if calls := message.get("tool_calls"):

@@ -11,23 +11,24 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from pylongctx.chat.tools import custom_function, custom_grammar, custom_input
-from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
+from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
 from pylongctx.serve.bodies import (
     MAX_ENTRIES,
     ChatBody,
     Dialect,
     Open,
-    Unserved,
     add_format,
     also_named,
     load,
     read,
     unserved_of,
 )
+from pylongctx.serve.content import joined, parts_of, text_of
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.handler import Chunks, NamedEvents, Object
 from pylongctx.serve.openai import ChatHandler, count_tokens
 from pylongctx.serve.service import Service
+from pylongctx.serve.unserved import Unserved
 
 TEXTS = ("input_text", "output_text", "text")
 CALLS = ("function_call", "custom_tool_call", "local_shell_call")
@@ -125,8 +126,9 @@ def _call(kind: str, item: Mapping[str, Any]) -> Object:
 
 
 def _thought(where: str, item: Mapping[str, Any], unserved: Unserved) -> Object | None:
-    thought = text_of(item.get("content"), ("reasoning_text",), where)
-    thought = thought or text_of(item.get("summary"), ("summary_text",), where)
+    said = text_of(item.get("content"), ("reasoning_text",), where)
+    said = said or text_of(item.get("summary"), ("summary_text",), where)
+    thought = "".join(part.get("text", "") for part in parts_of(said))
     if thought:
         return {"role": "assistant", "content": "", "reasoning_content": thought}
     if item.get("encrypted_content"):
@@ -137,12 +139,13 @@ def _thought(where: str, item: Mapping[str, Any], unserved: Unserved) -> Object 
 
 def _joined(parts: list[Object]) -> Object:
     """Return one message of the assistant from its reasoning, text and calls."""
-    joined: Object = {"role": "assistant", "content": "".join(part["content"] for part in parts)}
+    content = joined(one for part in parts for one in parts_of(part["content"]))
+    whole: Object = {"role": "assistant", "content": content}
     if thoughts := [part["reasoning_content"] for part in parts if "reasoning_content" in part]:
-        joined["reasoning_content"] = "".join(thoughts)
+        whole["reasoning_content"] = "".join(thoughts)
     if calls := [call for part in parts for call in part.get("tool_calls", ())]:
-        joined["tool_calls"] = calls
-    return joined
+        whole["tool_calls"] = calls
+    return whole
 
 
 class TextConfig(Open):

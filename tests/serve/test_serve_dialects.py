@@ -129,7 +129,8 @@ def test_a_tool_is_used(server, ask, monkeypatch, streamed):
 
 def test_results_of_tools_are_messages_of_their_own():
     from pylongctx.serve.anthropic import MessagesBody
-    from pylongctx.serve.bodies import Unserved, load
+    from pylongctx.serve.bodies import load
+    from pylongctx.serve.unserved import Unserved
 
     found = load(MessagesBody, {"messages": CALLED, "max_tokens": 1}, Unserved("warn")).chat(Unserved("warn")).messages
     assert [message["role"] for message in found] == ["user", "assistant", "tool", "user"]
@@ -154,7 +155,8 @@ def test_a_conversation_with_tools_is_answered(ask):
 )
 def test_choices_of_tools(choice, expected):
     from pylongctx.serve.anthropic import MessagesBody
-    from pylongctx.serve.bodies import Unserved, load
+    from pylongctx.serve.bodies import load
+    from pylongctx.serve.unserved import Unserved
 
     fields = {"messages": ASKED, "tool_choice": choice | {"disable_parallel_tool_use": True}}
     chat = load(MessagesBody, fields, Unserved("warn")).chat(Unserved("warn"))
@@ -272,8 +274,9 @@ def test_a_function_is_called(server, monkeypatch, streamed):
 
 
 def test_items_of_an_answer_become_one_message():
-    from pylongctx.serve.bodies import Unserved, load
+    from pylongctx.serve.bodies import load
     from pylongctx.serve.responses import ResponsesBody
+    from pylongctx.serve.unserved import Unserved
 
     items = [
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
