@@ -370,7 +370,7 @@ class Completer:
         temperature, top_p, top_k, min_p, typical_p, stream, stop, seed, presence_penalty, frequency_penalty, \
 repeat_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta, model, logits_processor, grammar, logit_bias, \
 stopping_criteria, **more
-            As in ``create_completion``.
+            As in ``create_completion``, except that ``stop`` ends the text of the answer, not its reasoning or calls.
 
         Raises
         ------
@@ -467,11 +467,13 @@ stopping_criteria, **more
             dropped_turns=prompt.dropped_turns,
             dropped_tokens=prompt.dropped_tokens,
         )
-        stops = StopFilter([*stop_words(given["stop"]), *rendered.stops])
+        stops = stop_words(given["stop"])
+        everywhere = [*rendered.stops, *(stops if self._templates.stops_reasoning else ())]
         return ChatAnswer(
-            Generation(source, job, stops, piece, scorer),
+            Generation(source, job, StopFilter(everywhere), piece, scorer),
             AnswerParser(rendered.syntax),
             self._name if given["model"] is None else given["model"],
+            stops,
             legacy=bool(given["functions"]),
             one_call=bool(given["functions"]) or given["parallel_tool_calls"] is False,
             custom=custom_names(given["tools"]),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pylongctx._lib import error, ffi, lib, take_text, text
 from pylongctx.chat.tools import custom_input
-from pylongctx.completions.results import CompletionUsage, Generation, TokenEntry
+from pylongctx.completions.results import CompletionUsage, Generation, StopFilter, TokenEntry
 from pylongctx.errors import LctxError
 
 if TYPE_CHECKING:
@@ -190,11 +191,12 @@ def _deltas(found: Any) -> list[dict[str, Any]]:
 
 @dataclass
 class ChatAnswer:
-    """A running answer."""
+    """A running answer; ``stops`` are strings that end its text, but not its reasoning or its calls."""
 
     generation: Generation
     parser: AnswerParser
     model_name: str
+    stops: Sequence[str] = ()
     legacy: bool = False  # whether calls are OpenAI's older function calls
     usage_chunk: bool = False  # whether a stream ends with a separate usage chunk, as with OpenAI's include_usage
     one_call: bool = False  # whether the answer ends after the first tool call
@@ -203,7 +205,11 @@ class ChatAnswer:
     called: bool = False
     n_thought: int = 0  # tokens of the reasoning, with the mark before it
     n_counted: int = 0  # tokens whose text was parsed
+    n_said: int = 0  # characters that were parsed
     inputs: dict[int, str] = field(default_factory=dict)  # arguments of calls of custom tools, by index
+
+    def __post_init__(self) -> None:
+        self._filter = StopFilter(list(self.stops))
 
     def stream(self) -> Iterator[ChatChunk]:
         """Yield a chunk with the role, chunks of the message, and one with the finish reason and the usage."""
@@ -237,17 +243,34 @@ class ChatAnswer:
         yield last
 
     def _deltas(self) -> Iterator[Delta]:
-        for said, entries in self.generation.parts():
-            self.entries += entries
-            for found in self.parser.feed(said) if said else ():
-                if self._is_another_call(found):
-                    return
-                yield self._delta(found)
-        for found in self.parser.end(complete=self.generation.reason == "stop"):
-            if not self._is_another_call(found):
-                yield self._delta(found)
+        for found in self._parsed():
+            if self._is_another_call(found):
+                return
+            yield from self._before_stop(found)
+            if self._filter.stopped:
+                self.generation.end_at(self._filter.word)
+                return
+        if rest := self._filter.feed(b"", final=True):
+            yield {"content": rest}
         if self.parser.failure:
             self.generation.source.log(f"the answer does not follow the chat template: {self.parser.failure}")
+
+    def _parsed(self) -> Iterator[dict[str, Any]]:
+        for said, entries in self.generation.parts():
+            self.entries += entries
+            self.n_said += len(said)
+            yield from self.parser.feed(said) if said else ()
+        yield from self.parser.end(complete=self.generation.reason == "stop")
+
+    def _before_stop(self, found: dict[str, Any]) -> Iterator[Delta]:
+        """Yield a part of the answer up to a stop string; text that may begin one is held back."""
+        if "content" in found:
+            found = {**found, "content": self._filter.feed(found["content"].encode("utf-8", "replace"))}
+        elif rest := self._filter.feed(b"", final=True):  # a stop string does not go across a call
+            yield {"content": rest}
+        delta = self._delta(found)
+        if delta != {"content": ""}:
+            yield delta
 
     def _is_another_call(self, found: dict[str, Any]) -> bool:
         return self.one_call and found.get("tool_call", {"index": 0})["index"] > 0
@@ -288,7 +311,9 @@ class ChatAnswer:
         return self.generation.reason
 
     def _logprobs(self) -> ChatLogprobs | None:
-        entries, self.entries = self.entries, []
+        end = self.n_said - self._filter.n_held if self._filter.n_held else math.inf
+        entries = [entry for entry in self.entries if entry.offset < end]
+        self.entries = [entry for entry in self.entries if entry.offset >= end]
         if not self.generation.scorer or not entries:
             return None
         content: list[Any] = [

@@ -119,6 +119,7 @@ def _add_answers(options: Options) -> None:
     switch("--prefill-assistant", off=True, env=True, help="continue a last message of the assistant (on)")
     env, help = "LLAMA_ARG_THINK", "reasoning: in a separate field (auto, deepseek), or part of the answer (none)"
     options.add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
+    switch("--stop-in-reasoning", help="let stop strings act on reasoning and calls too, as in llama.cpp (off)")
     switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
 
 
@@ -143,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
         n_seq = PARALLEL if args.parallel is None else args.parallel
         host = open_model(args, partial(Host, n_seq=n_seq), n_seq=n_seq)
         host.templates.reasoning_format = args.reasoning_format
+        host.templates.stops_reasoning = bool(args.stop_in_reasoning)
         service = Service(host, wanted, vectors)
         if host.session.context.why:
             LOG.info(host.session.context.why)

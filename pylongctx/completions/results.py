@@ -232,9 +232,14 @@ class StopFilter:
         self._held = ""
 
     @property
+    def n_held(self) -> int:
+        """The number of characters held back, or after a stop string was found, from it on."""
+        return len(self._held)
+
+    @property
     def n_decoded(self) -> int:
         """The number of decoded characters, including those held back."""
-        return self.n_shown + len(self._held)
+        return self.n_shown + self.n_held
 
     def feed(self, piece: bytes, final: bool = False) -> str:
         """Return the text that can be shown after this piece; with ``final``, all remaining text."""
@@ -290,6 +295,7 @@ class Generation:
         self._echo = echo
         self._special = special
         self._waiting: list[TokenEntry] = []  # entries of tokens whose text is held back
+        self._word = ""
         job.every_row |= echo and scorer is not None
 
     @property
@@ -300,7 +306,11 @@ class Generation:
     @property
     def word(self) -> str:
         """The stop string that ended the answer; empty: none."""
-        return self._filter.word
+        return self._word or self._filter.word
+
+    def end_at(self, word: str) -> None:
+        """End the answer at a stop string that its reader found; the reader takes no more parts."""
+        self._word = word
 
     def parts(self) -> Iterator[tuple[str, list[TokenEntry]]]:
         """Yield pieces of text with the entries of the tokens that start in them."""

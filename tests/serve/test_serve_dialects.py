@@ -459,3 +459,27 @@ def test_thoughts_are_counted(monkeypatch, streamed):
         chat = {"messages": ASKED, "max_tokens": 90}
         usage = server.http.post("/v1/chat/completions", json=chat).json()["usage"]
         assert usage["completion_tokens_details"] == {"reasoning_tokens": counted}
+
+
+STOPPED = {
+    "/v1/chat/completions": (
+        {"messages": ASKED, "stop": ["END"]},
+        lambda found: found["choices"][0]["message"]["content"],
+    ),
+    "/v1/messages": ({"messages": ASKED, "stop_sequences": ["END"]}, lambda found: found["content"][1]["text"]),
+    "/v1/responses": ({"input": "Is it?", "stop": "END"}, lambda found: found["output"][1]["content"][0]["text"]),
+    "/api/chat": ({"messages": ASKED, "options": {"stop": ["END"]}}, lambda found: found["message"]["content"]),
+    "/api/generate": ({"prompt": "Is it?", "options": {"stop": ["END"]}}, lambda found: found["response"]),
+}
+
+
+@pytest.mark.parametrize("path", STOPPED)
+def test_stop_strings_end_the_answer_and_not_the_thoughts(monkeypatch, path):
+    body, text = STOPPED[path]
+    with running(n_seq=1, chat_format=THINKING) as server:
+        forced(server, monkeypatch, "<think>\nThe END is near.\n</think>\n\nIt is. END of it")
+        found = server.http.post(path, json={"max_tokens": 90, "stream": False} | body).json()
+        assert text(found).strip() == "It is."
+        assert "The END is near." in json.dumps(found)
+        if "messages" in path:
+            assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "END")
