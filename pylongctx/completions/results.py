@@ -483,7 +483,8 @@ def complete_together(
             complete = [i for i, one in running.items() if one.take()]
             for i in complete:
                 found[i] = running.pop(i).answer(name)
-                done(len(found))
+                with solo.session.lock.calling():
+                    done(len(found))
             if not complete:
                 solo.step()
     finally:
