@@ -32,6 +32,7 @@ SYSTEM = ("system", "developer")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # markers of reasoning, for templates that open it in a way that llama.cpp does not detect
 THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<thought>": "</thought>", "<seed:think>": "</seed:think>"}
+FILLER = "x"  # in the place of a text with reasoning of its own
 INDEXED = 3  # characters that are indexed to find marks
 GUESTS = ("user", "tool", "function")  # roles whose text is plain
 Span = tuple[int, int]
@@ -174,7 +175,10 @@ def render(template: ChatTemplate, given: Mapping[str, Any], prefills: bool = Fa
         "add_generation_prompt": given.get("add_generation_prompt", True),
     }
     begun = _begun(messages) if prefills and request["add_generation_prompt"] else None
+    said, mark = "", ""
     if begun is not None:
+        said, mark = _own_thoughts(begun, template.info["source"])
+        begun["content"] = FILLER if mark else begun["content"]
         request |= {"add_generation_prompt": False, "continue_final_message": True}
     if tools:
         request |= {"tools": tools, "tool_choice": choice}
@@ -187,7 +191,7 @@ def render(template: ChatTemplate, given: Mapping[str, Any], prefills: bool = Fa
         raise ValueError("a required tool call cannot be combined with a response_format: an answer is one of them")
     rendered = _with_systems(template, request, is_strict(given["response_format"]))
     if begun is not None:
-        rendered = _after_thoughts(rendered, begun)
+        rendered = _with_own_thoughts(rendered, said, mark) if mark else _after_thoughts(rendered, begun)
     if tools and choice == "required" and rendered.constraint is None:
         raise ValueError(
             "the chat template does not support tool calls, so none can be required; try chat_format='chatml'"
@@ -247,6 +251,23 @@ def _after_thoughts(rendered: Rendered, begun: Message) -> Rendered:
         return rendered
     own = begun.get("reasoning_content") or ""
     return _prefilled(rendered, f"{own}\n{THOUGHTS[opened]}\n\n{text}", len(text))
+
+
+def _own_thoughts(begun: Message, source: str) -> tuple[str, str]:
+    """Return the text of an open message that begins with reasoning, and its mark; empty if it does not."""
+    text = "\n\n".join(texts_of(begun))
+    found = (mark for mark in THOUGHTS if text.lstrip().startswith(mark) and mark in source)
+    mark = "" if begun.get("reasoning_content") else next(found, "")
+    return text if mark else "", mark
+
+
+def _with_own_thoughts(rendered: Rendered, text: str, mark: str) -> Rendered:
+    """Return a rendering that ends with a text and its reasoning, instead of the filler and reasoning before it.
+
+    The template has opened that reasoning, or llama.cpp has put an empty one there.
+    """
+    tail = re.search(rf"{re.escape(mark)}\s*(?:{re.escape(THOUGHTS[mark])}\s*)?{FILLER}\Z", rendered.prompt)
+    return _prefilled(rendered, text, len(tail[0] if tail else FILLER))
 
 
 def _prefilled(rendered: Rendered, more: str, n: int) -> Rendered:
