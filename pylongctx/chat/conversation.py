@@ -246,11 +246,22 @@ def _after_thoughts(rendered: Rendered, begun: Message) -> Rendered:
     """
     text = "\n\n".join(texts_of(begun))
     head = rendered.prompt.removesuffix(text)
-    opened = next((mark for mark in THOUGHTS if head.rstrip().endswith(mark)), None)
-    if opened is None or not text:
+    opened = open_mark(head)
+    if not opened or not text:
         return rendered
     own = begun.get("reasoning_content") or ""
     return _prefilled(rendered, f"{own}\n{THOUGHTS[opened]}\n\n{text}", len(text))
+
+
+def open_mark(prompt: str) -> str:
+    """Return the mark of reasoning that a prompt ends with; empty if it ends with none.
+
+    Examples
+    --------
+    >>> open_mark("<|im_start|>assistant\\n<think>\\n"), open_mark("<think></think>")
+    ('<think>', '')
+    """
+    return next((mark for mark in THOUGHTS if prompt.rstrip().endswith(mark)), "")
 
 
 def _own_thoughts(begun: Message, source: str) -> tuple[str, str]:
