@@ -1,4 +1,4 @@
-"""Tools, choices and calls in every form in which clients send them, and calls whose arguments are no JSON."""
+"""Tools, choices and calls in every form in which clients send them, and calls whose arguments are not JSON."""
 
 import json
 
