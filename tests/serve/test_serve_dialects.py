@@ -483,3 +483,18 @@ def test_stop_strings_end_the_answer_and_not_the_thoughts(monkeypatch, path):
         assert "The END is near." in json.dumps(found)
         if "messages" in path:
             assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "END")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+def test_what_was_said_of_a_call_that_is_cut_off_is_shown(server, ask, monkeypatch, path):
+    forced(server, monkeypatch, CALL)
+    n = len(server.host.model.tokenize(CALL.encode(), False, True)) - 13
+    if "messages" in path:
+        found = messages(ask, tools=[{"name": "look_up", "input_schema": SCHEMA}], max_tokens=n)
+        called = found["content"][-1]["input"]
+    else:
+        tools = [{"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}]
+        found = ask(path, messages=ASKED, tools=tools, options={"num_predict": n}, stream=False)
+        called = found["message"]["tool_calls"][0]["function"]["arguments"]
+    assert "max_tokens" in json.dumps(found) or found["done_reason"] == "length"
+    assert list(called) == ["arguments"] and called["arguments"].startswith('{"')
