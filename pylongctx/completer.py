@@ -13,6 +13,7 @@ from pylongctx.chat.answer import collect as collect_chat
 from pylongctx.chat.conversation import Conversation, tokens_of
 from pylongctx.chat.formats import LlamaChatCompletionHandler, registered_handler
 from pylongctx.chat.template import ChatTemplate, Templates
+from pylongctx.chat.tools import custom_names
 from pylongctx.completions import results
 from pylongctx.completions.grammar import constraint
 from pylongctx.completions.request import (
@@ -343,9 +344,10 @@ class Completer:
         functions, function_call
             OpenAI's older form of ``tools`` and ``tool_choice``.
         tools : list of dict
-            Functions that the model may call.
+            Functions that the model may call, and OpenAI's custom tools, whose input is a text.
         tool_choice : str or dict
-            ``auto`` (the default), ``none``, ``required``, or one function by name; enforced by a grammar.
+            ``auto`` (the default), ``none``, ``required`` (or ``any``), one tool by name, or ``allowed_tools``;
+            enforced by a grammar.
         response_format : dict
             ``json_object``, with an optional ``schema``, or ``json_schema``; enforced by a grammar.
         max_tokens : int or None
@@ -368,7 +370,7 @@ class Completer:
         temperature, top_p, top_k, min_p, typical_p, stream, stop, seed, presence_penalty, frequency_penalty, \
 repeat_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta, model, logits_processor, grammar, logit_bias, \
 stopping_criteria, **more
-            As in ``create_completion``.
+            As in ``create_completion``, except that ``stop`` ends the text of the answer, not its reasoning or calls.
 
         Raises
         ------
@@ -465,13 +467,16 @@ stopping_criteria, **more
             dropped_turns=prompt.dropped_turns,
             dropped_tokens=prompt.dropped_tokens,
         )
-        stops = StopFilter([*stop_words(given["stop"]), *rendered.stops])
+        stops = stop_words(given["stop"])
+        everywhere = [*rendered.stops, *(stops if self._templates.stops_reasoning else ())]
         return ChatAnswer(
-            Generation(source, job, stops, piece, scorer),
+            Generation(source, job, StopFilter(everywhere), piece, scorer),
             AnswerParser(rendered.syntax),
             self._name if given["model"] is None else given["model"],
+            stops,
             legacy=bool(given["functions"]),
             one_call=bool(given["functions"]) or given["parallel_tool_calls"] is False,
+            custom=custom_names(given["tools"]),
             usage_chunk=bool((given["stream_options"] or {}).get("include_usage")) and given["stream"],
         )
 

@@ -435,7 +435,8 @@ class Llama(Completer):
     def n_tokens(self, n: int) -> None:
         if not 0 <= n <= self.session.n_tokens:
             raise ValueError(f"n_tokens can only be reduced: it must be from 0 to {self.session.n_tokens}, not {n}")
-        self.session.n_tokens = n
+        with self.session.lock:
+            self.session.n_tokens = n
 
     @property
     def input_ids(self) -> NDArray[np.int32]:
@@ -763,7 +764,8 @@ class Llama(Completer):
         with session.lock:
             row = session.row(idx)
             sampler = Sampler(self._model, params, constraint(grammar), session.tokens)
-            return sampler.sample(process(logits_processor, session.tokens, row))
+            with session.lock.calling():
+                return sampler.sample(process(logits_processor, session.tokens, row))
 
     def generate(
         self,

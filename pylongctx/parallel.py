@@ -310,6 +310,7 @@ class AsyncLlama:
     async def _answer(self, create: Create, stream: bool, given: Mapping[str, Any]) -> Any:
         if self._closed:
             raise RuntimeError("this AsyncLlama is closed")
+        self._engine.refuse_nested()
         source = EngineSource(self._host, self._engine)
         if stream:
             return self._chunks(source, create, given)

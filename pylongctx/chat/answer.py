@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from pylongctx._lib import error, ffi, lib, take_text, text
-from pylongctx.completions.results import CompletionUsage, Generation, TokenEntry
+from pylongctx.chat.tools import custom_input
+from pylongctx.completions.results import CompletionUsage, Generation, StopFilter, TokenEntry
 from pylongctx.errors import LctxError
 
 if TYPE_CHECKING:
@@ -48,12 +50,20 @@ class FunctionCall(TypedDict):
     arguments: str
 
 
+class CustomCall(TypedDict):
+    """A custom tool and its input."""
+
+    name: NotRequired[str]  # of a part only in the first one
+    input: str
+
+
 class ToolCall(TypedDict):
-    """A tool call."""
+    """A tool call, of a function or a custom tool."""
 
     id: str
-    type: Literal["function"]
-    function: FunctionCall
+    type: Literal["function", "custom"]
+    function: NotRequired[FunctionCall]
+    custom: NotRequired[CustomCall]
 
 
 class AnswerMessage(TypedDict):
@@ -98,8 +108,9 @@ class ToolCallDelta(TypedDict):
 
     index: int
     id: NotRequired[str]
-    type: NotRequired[Literal["function"]]
-    function: FunctionCallDelta
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[FunctionCallDelta]
+    custom: NotRequired[CustomCall]
 
 
 class Delta(TypedDict, total=False):
@@ -180,16 +191,25 @@ def _deltas(found: Any) -> list[dict[str, Any]]:
 
 @dataclass
 class ChatAnswer:
-    """A running answer."""
+    """A running answer; ``stops`` are strings that end its text, but not its reasoning or its calls."""
 
     generation: Generation
     parser: AnswerParser
     model_name: str
+    stops: Sequence[str] = ()
     legacy: bool = False  # whether calls are OpenAI's older function calls
     usage_chunk: bool = False  # whether a stream ends with a separate usage chunk, as with OpenAI's include_usage
     one_call: bool = False  # whether the answer ends after the first tool call
+    custom: frozenset[str] = frozenset()  # names of custom tools
     entries: list[TokenEntry] = field(default_factory=list)  # not sent in a chunk yet
     called: bool = False
+    n_thought: int = 0  # tokens of the reasoning, with the mark before it
+    n_counted: int = 0  # tokens whose text was parsed
+    n_said: int = 0  # characters that were parsed
+    inputs: dict[int, str] = field(default_factory=dict)  # arguments of calls of custom tools, by index
+
+    def __post_init__(self) -> None:
+        self._filter = StopFilter(list(self.stops))
 
     def stream(self) -> Iterator[ChatChunk]:
         """Yield a chunk with the role, chunks of the message, and one with the finish reason and the usage."""
@@ -207,7 +227,10 @@ class ChatAnswer:
 
         yield chunk({"role": "assistant"})
         for delta in self._deltas():
-            yield chunk(delta)
+            if delta:
+                yield chunk(delta)
+        for index, arguments in self.inputs.items():
+            yield chunk({"tool_calls": [{"index": index, "custom": {"input": custom_input(arguments)}}]})
         self.generation.finish()
         last = chunk({}, self._reason())
         if self.usage_chunk:
@@ -215,27 +238,48 @@ class ChatAnswer:
             last = chunk({})
             last["choices"] = []
         last["usage"] = self.generation.usage()
+        if self.n_thought:
+            last["usage"]["completion_tokens_details"] = {"reasoning_tokens": self.n_thought}
         yield last
 
     def _deltas(self) -> Iterator[Delta]:
-        for said, entries in self.generation.parts():
-            self.entries += entries
-            for found in self.parser.feed(said) if said else ():
-                if self._is_another_call(found):
-                    return
-                yield self._delta(found)
-        for found in self.parser.end(complete=self.generation.reason == "stop"):
-            if not self._is_another_call(found):
-                yield self._delta(found)
+        for found in self._parsed():
+            if self._is_another_call(found):
+                return
+            yield from self._before_stop(found)
+            if self._filter.stopped:
+                self.generation.end_at(self._filter.word)
+                return
+        if rest := self._filter.feed(b"", final=True):
+            yield {"content": rest}
         if self.parser.failure:
             self.generation.source.log(f"the answer does not follow the chat template: {self.parser.failure}")
+
+    def _parsed(self) -> Iterator[dict[str, Any]]:
+        for said, entries in self.generation.parts():
+            self.entries += entries
+            self.n_said += len(said)
+            yield from self.parser.feed(said) if said else ()
+        yield from self.parser.end(complete=self.generation.reason == "stop")
+
+    def _before_stop(self, found: dict[str, Any]) -> Iterator[Delta]:
+        """Yield a part of the answer up to a stop string; text that may begin one is held back."""
+        if "content" in found:
+            found = {**found, "content": self._filter.feed(found["content"].encode("utf-8", "replace"))}
+        elif rest := self._filter.feed(b"", final=True):  # a stop string does not go across a call
+            yield {"content": rest}
+        delta = self._delta(found)
+        if delta != {"content": ""}:
+            yield delta
 
     def _is_another_call(self, found: dict[str, Any]) -> bool:
         return self.one_call and found.get("tool_call", {"index": 0})["index"] > 0
 
     def _delta(self, found: dict[str, Any]) -> Delta:
         delta: Delta = {}
+        before, self.n_counted = self.n_counted, self.generation.n_tokens
         if "reasoning_content" in found:
+            self.n_thought += self.n_counted - before
             delta["reasoning_content"] = found["reasoning_content"]
         if "content" in found:
             delta["content"] = found["content"]
@@ -243,6 +287,8 @@ class ChatAnswer:
             return delta
         self.called = True
         call = found["tool_call"]
+        if call["name"] in self.custom or call["index"] in self.inputs:
+            return delta | self._custom(call)
         named = {"name": call["name"]} if call["name"] else {}
         function: Any = {**named, "arguments": call["arguments"]}
         if self.legacy:
@@ -252,13 +298,22 @@ class ChatAnswer:
             delta["tool_calls"] = [{"index": call["index"], **first, "function": function}]  # type: ignore[typeddict-item]
         return delta
 
+    def _custom(self, call: dict[str, Any]) -> Delta:
+        """Return the beginning of a custom tool's call; its input is only known when the JSON around it is complete."""
+        index, begins = call["index"], call["index"] not in self.inputs
+        self.inputs[index] = self.inputs.get(index, "") + call["arguments"]
+        own: CustomCall = {"name": call["name"], "input": ""}
+        return {"tool_calls": [{"index": index, "id": call["id"], "type": "custom", "custom": own}]} if begins else {}
+
     def _reason(self) -> FinishReason:
         if self.generation.reason == "stop" and self.called:
             return "function_call" if self.legacy else "tool_calls"
         return self.generation.reason
 
     def _logprobs(self) -> ChatLogprobs | None:
-        entries, self.entries = self.entries, []
+        end = self.n_said - self._filter.n_held if self._filter.n_held else math.inf
+        entries = [entry for entry in self.entries if entry.offset < end]
+        self.entries = [entry for entry in self.entries if entry.offset >= end]
         if not self.generation.scorer or not entries:
             return None
         content: list[Any] = [
@@ -297,15 +352,16 @@ def _add(message: AnswerMessage, delta: Delta) -> None:
     if "function_call" in delta:
         _add_call(message.setdefault("function_call", {"name": "", "arguments": ""}), delta["function_call"])
     for call in delta.get("tool_calls", []):
-        calls = message.setdefault("tool_calls", [])
+        calls: list[Any] = message.setdefault("tool_calls", [])
+        kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
         if call["index"] == len(calls):
-            calls.append({"id": call.get("id", ""), "type": "function", "function": {"name": "", "arguments": ""}})
-        _add_call(calls[call["index"]]["function"], call["function"])
+            calls.append({"id": call.get("id", ""), "type": kind, kind: {"name": "", text: ""}})
+        _add_call(calls[call["index"]][kind], call[kind], text)  # type: ignore[literal-required]
 
 
-def _add_call(function: Any, delta: Any) -> None:
-    function["name"] = delta.get("name", function["name"])
-    function["arguments"] += delta["arguments"]
+def _add_call(called: Any, delta: Any, text: str = "arguments") -> None:
+    called["name"] = delta.get("name", called["name"])
+    called[text] += delta[text]
 
 
 def _token(piece: bytes, logprob: float) -> TopLogprob:

@@ -17,6 +17,7 @@ import numpy as np
 from pylongctx._log import LOG
 from pylongctx.chat.answer import Message
 from pylongctx.chat.template import ChatTemplate, Rendered
+from pylongctx.chat.tools import check_call, choose_tools
 from pylongctx.engine.documents import with_texts
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import Eviction
@@ -31,6 +32,7 @@ SYSTEM = ("system", "developer")
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # markers of reasoning, for templates that open it in a way that llama.cpp does not detect
 THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<thought>": "</thought>", "<seed:think>": "</seed:think>"}
+FILLER = "x"  # in the place of a text with reasoning of its own
 INDEXED = 3  # characters that are indexed to find marks
 GUESTS = ("user", "tool", "function")  # roles whose text is plain
 Span = tuple[int, int]
@@ -48,7 +50,7 @@ def check_messages(messages: Any, source: str) -> list[Message]:
     ids: list[str] = []  # ids of calls without a result
     for i, message in enumerate(checked):
         if message["role"] == "assistant":
-            calls = [_check_call(i, j, call) for j, call in enumerate(_calls(i, message))]
+            calls = [check_call(i, j, call) for j, call in enumerate(_calls(i, message))]
             ids = [call["id"] for call in calls]
             message.pop("tool_calls", None)
             if calls:
@@ -64,19 +66,6 @@ def _calls(i: int, message: Message) -> list[Any]:
     if not isinstance(calls, list):
         raise ValueError(f"messages[{i}].tool_calls must be a list, not {type(calls).__name__}")
     return calls
-
-
-def _check_call(i: int, j: int, call: Any) -> dict[str, Any]:
-    """Return a call in OpenAI's form, completing a missing type or id, or missing empty arguments."""
-    unnamed = f"call{i % 1000:03}{j % 100:02}"  # deterministic; Mistral's templates require nine characters
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ValueError(f"messages[{i}].tool_calls[{j}] must have a function with a name")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments or {}, ensure_ascii=False)
-    made = {"name": function["name"], "arguments": arguments if arguments.strip() else "{}"}
-    return {**call, "type": "function", "id": call.get("id") or unnamed, "function": made}
 
 
 def texts_of(message: Any) -> Iterator[str]:
@@ -140,39 +129,6 @@ def _without_functions(message: dict[str, Any]) -> Message:
     return message
 
 
-def choose_tools(functions: Any, function_call: Any, tools: Any, tool_choice: Any) -> tuple[list[dict[str, Any]], str]:
-    """Return the tools and the choice: auto, none or required. A tool named by the choice is the only one returned.
-
-    ValueError when a tool is not a function, or the choice is invalid.
-    """
-    if functions:
-        tools = [{"type": "function", "function": function} for function in functions]
-        tool_choice = function_call
-        if isinstance(function_call, Mapping):
-            tool_choice = {"type": "function", "function": function_call}
-    tools = [_check_tool(i, tool) for i, tool in enumerate(tools or [])]
-    if isinstance(tool_choice, Mapping):
-        name = (tool_choice.get("function") or {}).get("name")
-        named = [tool for tool in tools if tool["function"]["name"] == name]
-        if not named:
-            raise ValueError(f"tool_choice names {name!r}, which is not one of the tools")
-        return named, "required"
-    choice = tool_choice or "auto"
-    if choice not in ("auto", "none", "required"):
-        raise ValueError(f"tool_choice must be 'auto', 'none', 'required' or name a function, not {tool_choice!r}")
-    if choice == "required" and not tools:
-        raise ValueError("tool_choice='required' needs tools")
-    return tools, choice
-
-
-def _check_tool(i: int, tool: Any) -> dict[str, Any]:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or tool.get("type") != "function":
-        raise ValueError(f"tools[{i}] must be {{'type': 'function', 'function': {{'name': ..., 'parameters': ...}}}}")
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    return {"type": "function", "function": {**function, "parameters": parameters}}
-
-
 def _checked(schema: Any) -> Any:
     if not isinstance(schema, Mapping | bool):
         raise ValueError(f"the schema of response_format must be an object, not {schema!r}")
@@ -190,10 +146,10 @@ def wanted_schema(response_format: Any) -> Any:
         schema = response_format.get("schema")
         return {"type": "object"} if schema is None or schema == {} else _checked(schema)
     if kind == "json_schema":
-        wrapper = response_format.get("json_schema")
+        wrapper = response_format.get("json_schema", response_format)  # llama-server's form has no wrapper
         if isinstance(wrapper, Mapping) and "schema" in wrapper:
             return _checked(wrapper["schema"])
-        raise ValueError("response_format json_schema needs {'json_schema': {'schema': ...}}")
+        raise ValueError("response_format json_schema needs {'json_schema': {'schema': ...}} or {'schema': ...}")
     raise ValueError(f"response_format must have type text, json_object or json_schema, not {response_format!r}")
 
 
@@ -219,7 +175,10 @@ def render(template: ChatTemplate, given: Mapping[str, Any], prefills: bool = Fa
         "add_generation_prompt": given.get("add_generation_prompt", True),
     }
     begun = _begun(messages) if prefills and request["add_generation_prompt"] else None
+    said, mark = "", ""
     if begun is not None:
+        said, mark = _own_thoughts(begun, template.info["source"])
+        begun["content"] = FILLER if mark else begun["content"]
         request |= {"add_generation_prompt": False, "continue_final_message": True}
     if tools:
         request |= {"tools": tools, "tool_choice": choice}
@@ -232,7 +191,7 @@ def render(template: ChatTemplate, given: Mapping[str, Any], prefills: bool = Fa
         raise ValueError("a required tool call cannot be combined with a response_format: an answer is one of them")
     rendered = _with_systems(template, request, is_strict(given["response_format"]))
     if begun is not None:
-        rendered = _after_thoughts(rendered, begun)
+        rendered = _with_own_thoughts(rendered, said, mark) if mark else _after_thoughts(rendered, begun)
     if tools and choice == "required" and rendered.constraint is None:
         raise ValueError(
             "the chat template does not support tool calls, so none can be required; try chat_format='chatml'"
@@ -287,11 +246,39 @@ def _after_thoughts(rendered: Rendered, begun: Message) -> Rendered:
     """
     text = "\n\n".join(texts_of(begun))
     head = rendered.prompt.removesuffix(text)
-    opened = next((mark for mark in THOUGHTS if head.rstrip().endswith(mark)), None)
-    if opened is None or not text:
+    opened = open_mark(head)
+    if not opened or not text:
         return rendered
     own = begun.get("reasoning_content") or ""
     return _prefilled(rendered, f"{own}\n{THOUGHTS[opened]}\n\n{text}", len(text))
+
+
+def open_mark(prompt: str) -> str:
+    """Return the mark of reasoning that a prompt ends with; empty if it ends with none.
+
+    Examples
+    --------
+    >>> open_mark("<|im_start|>assistant\\n<think>\\n"), open_mark("<think></think>")
+    ('<think>', '')
+    """
+    return next((mark for mark in THOUGHTS if prompt.rstrip().endswith(mark)), "")
+
+
+def _own_thoughts(begun: Message, source: str) -> tuple[str, str]:
+    """Return the text of an open message that begins with reasoning, and its mark; empty if it does not."""
+    text = "\n\n".join(texts_of(begun))
+    found = (mark for mark in THOUGHTS if text.lstrip().startswith(mark) and mark in source)
+    mark = "" if begun.get("reasoning_content") else next(found, "")
+    return text if mark else "", mark
+
+
+def _with_own_thoughts(rendered: Rendered, text: str, mark: str) -> Rendered:
+    """Return a rendering that ends with a text and its reasoning, instead of the filler and reasoning before it.
+
+    The template has opened that reasoning, or llama.cpp has put an empty one there.
+    """
+    tail = re.search(rf"{re.escape(mark)}\s*(?:{re.escape(THOUGHTS[mark])}\s*)?{FILLER}\Z", rendered.prompt)
+    return _prefilled(rendered, text, len(tail[0] if tail else FILLER))
 
 
 def _prefilled(rendered: Rendered, more: str, n: int) -> Rendered:

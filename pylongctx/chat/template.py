@@ -268,6 +268,7 @@ class Templates:
     def __init__(self, model: Model, name: str | None) -> None:
         self.name = name
         self.reasoning_format: str | None = None  # of the template
+        self.stops_reasoning = False  # whether stop strings act on all text that the model generates, as in llama.cpp
         self._model = model
         if name is not None and registered_handler(name) is None:
             self._named(name)

@@ -437,7 +437,13 @@ class _HelpAll(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with a short and a full help, whose errors suggest similar words."""
+    """An ArgumentParser with a short and a full help, whose errors suggest similar words.
+
+    Words without an option may stand anywhere if ``anywhere`` is the argument that takes them; argparse alone gives it
+    those before the first option in between.
+    """
+
+    anywhere: str | None = None
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", Help)
@@ -493,7 +499,11 @@ class Parser(argparse.ArgumentParser):
         for word in words[: words.index("--")] if "--" in words else words:
             if not self.allow_abbrev and GLUED.fullmatch(word) and word.partition("=")[0] not in known:
                 self.refuse([word])
-        return super().parse_known_args(words, namespace)
+        found, rest = super().parse_known_args(words, namespace)
+        if self.anywhere is not None and not any(word.startswith("-") for word in rest):
+            getattr(found, self.anywhere).extend(rest)
+            rest = []
+        return found, rest
 
     def refuse(self, rest: Sequence[str]) -> NoReturn:
         """Print a line about unrecognized words, and exit with status 2."""

@@ -50,6 +50,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser("ask", description=__doc__, epilog=EXAMPLES, allow_abbrev=False)
     help = "files (text, PDF, EPUB, DOCX, ...), or folders of them (standard input), and last the question"
     parser.add_argument("words", nargs="+", metavar="FILE... QUESTION", help=help)
+    parser.anywhere = "words"
     options = Options(parser, "ask")
     options.switch("--no-store", help="keep nothing on disk of what was read")
     options.switch("--quote", help="show the passages that the answer rests on, with their places")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from pylongctx._guess import guess
 from pylongctx.cli import arguments
-from pylongctx.cli.arguments import pair, reported
+from pylongctx.cli.arguments import json_object, pair, reported, switched
 from pylongctx.cli.console import show_table
 from pylongctx.cli.options import add_methods, add_model_options, llama_arguments, model_path
 from pylongctx.eval.registry import TaskEntry, task_class
@@ -25,7 +26,7 @@ from pylongctx.methods import NONE, named
 
 if TYPE_CHECKING:
     from pylongctx.eval.runner import Cell, Results
-    from pylongctx.eval.task import Record, Sample, Task
+    from pylongctx.eval.task import Chat, Record, Sample, Task
 
 
 DEFAULT_METHODS = ("full", "selfextend", "longheads")
@@ -48,9 +49,13 @@ def add_run_options(parser: argparse.ArgumentParser, lengths: str = "512,2048", 
     if lengths:
         what = f"context lengths in tokens, also 512-8192*2 or 512-2048+512 ({lengths})"
         add("--lengths", type=int_list, default=int_list(lengths), metavar="N,N", help=what)
-    parser.set_defaults(chat=False)
+    parser.set_defaults(chat=False, reasoning=None, chat_template_kwargs=None)
     if chat:
         add("--chat", action="store_true", help="wrap the prompts in the model's chat template")
+        help = "with --chat: let reasoning models reason within the tokens of an answer; only the rest is graded (off)"
+        add("-rea", "--reasoning", type=reported(switched), metavar="on|off", help=help)
+        help = "with --chat: JSON object of variables for the template"
+        add("--chat-template-kwargs", type=reported(json_object), metavar="JSON", help=help)
     add("-np", "--parallel", type=int, default=1, metavar="N", help=PARALLEL)
     add("--json", metavar="FILE", help="append one JSON line per sample; samples already in the file are skipped")
 
@@ -92,7 +97,7 @@ def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[
     if getattr(args, "limit", None) is not None and args.limit < 1:
         raise ValueError(f"--limit must be at least 1, not {args.limit}")
     given = llama_arguments(args) | ({"n_parallel": args.parallel} if args.parallel != 1 else {})
-    fields = {"model": model_path(args), "seed": seed, "chat": args.chat}
+    fields: dict[str, Any] = {"model": model_path(args), "seed": seed, "chat": chat_of(args)}
     if hasattr(args, "reuse"):
         fields |= {"reuse": args.reuse, "compress": args.compress}
     fields |= {name: given.pop(name) for name in ("type_k", "type_v") if name in given} | {"options": given}
@@ -109,6 +114,18 @@ def evaluate(args: argparse.Namespace, tasks: Sequence[Task], lengths: Sequence[
                 results.add(record)
                 progress.count(cell)
     return [Measured(cell, results.of(cell, wanted)) for cell, wanted in samples]
+
+
+def chat_of(args: argparse.Namespace) -> bool | Chat:
+    """Return whether prompts have the chat template of the model, or how."""
+    from pylongctx.eval.task import Chat
+
+    if not args.chat:
+        given = {"--reasoning": args.reasoning, "--chat-template-kwargs": args.chat_template_kwargs}
+        if unused := [name for name, value in given.items() if value is not None]:
+            raise ValueError(f"{unused[0]} is about the chat template: add --chat")
+        return False
+    return Chat(bool(args.reasoning), json.dumps(args.chat_template_kwargs or {}, sort_keys=True))
 
 
 # ---- tables ----

@@ -28,6 +28,7 @@ EPILOG = f"Clients: OpenAI(base_url='http://{HOST}:{PORT}/v1', api_key='none'), 
 KEY = "LLAMA_API_KEY"
 FORMATS = ("auto", "deepseek", "none")  # of reasoning
 POLICIES = ("warn", "ignore", "refuse")  # for fields that have no effect
+CONTENT = ("note", "refuse")  # pictures and other content that cannot be read
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
     *("method", "overflow", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
@@ -66,7 +67,8 @@ def _add_address(options: Options) -> None:
 def _add_access(options: Options) -> None:
     """Add who may send requests."""
     options.several("--api-key", metavar="KEY", help=f"API key; cached prefixes are not shared between keys [{KEY}]")
-    options.add("--api-key-file", parse=file_text, metavar="FILE", help="API keys from a file, one per line")
+    help = "API keys from a file, one per line; without a key in it the server does not start"
+    options.add("--api-key-file", parse=file_text, metavar="FILE", env=True, help=help)
     options.several("--allowed-hosts", metavar="NAME", help="accepted Host names, * for any (localhost, addresses)")
     help = "web pages that may send requests; localhost: pages of this machine, *: all (none)"
     options.several("--cors-origin", "--cors-origins", metavar="URL", help=help)
@@ -80,6 +82,8 @@ def _add_limits(options: Options) -> None:
     add("--document-cache", parse=integer, metavar="MIB", help="maximum MiB of prefilled documents (2048)")
     help = "unsupported fields: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=help)
+    help = "pictures, files and unknown parts in turns before the last: put a note in their place, or refuse (note)"
+    add("--unknown-content", parse=one_of(CONTENT), metavar="note|refuse", help=help)
     add("--stall", parse=number, metavar="SECONDS", help="time without progress after which /health fails (120)")
     help = "longest step while answers are generated during a prefill; 0: no limit (150)"
     add("--step-ms", parse=number, metavar="MS", help=help)
@@ -115,6 +119,7 @@ def _add_answers(options: Options) -> None:
     switch("--prefill-assistant", off=True, env=True, help="continue a last message of the assistant (on)")
     env, help = "LLAMA_ARG_THINK", "reasoning: in a separate field (auto, deepseek), or part of the answer (none)"
     options.add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
+    switch("--stop-in-reasoning", help="let stop strings act on reasoning and calls too, as in llama.cpp (off)")
     switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
 
 
@@ -139,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
         n_seq = PARALLEL if args.parallel is None else args.parallel
         host = open_model(args, partial(Host, n_seq=n_seq), n_seq=n_seq)
         host.templates.reasoning_format = args.reasoning_format
+        host.templates.stops_reasoning = bool(args.stop_in_reasoning)
         service = Service(host, wanted, vectors)
         if host.session.context.why:
             LOG.info(host.session.context.why)
@@ -159,14 +165,13 @@ def settings(args: argparse.Namespace) -> "Settings":
     from pylongctx.serve.service import Settings
 
     sampling, template = advised_sampling(args) | sampling_arguments(args), template_arguments(args)
-    words = args.api_key or [os.environ.get(KEY, "")]
-    keys = [*(key for word in words for key in word.split(",")), *(args.api_key_file or "").splitlines()]
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
     if args.step_ms is not None and args.step_ms < 0:
         raise ValueError(f"--step-ms must be 0 (no limit) or more, not {args.step_ms:g}")
     given["step"] = None if args.step_ms is None else args.step_ms / 1000
     given |= {"page": args.page, "slots": args.slots, "unknown_fields": args.unknown_fields}
+    given["unknown_content"] = args.unknown_content
     given |= {"spm_infill": args.spm_infill, "cache_prompt": args.cache_prompt, "prefills": args.prefill_assistant}
     given["document_bytes"] = None if args.document_cache is None else args.document_cache << 20
     limit = sampling.pop("max_tokens")
@@ -175,7 +180,7 @@ def settings(args: argparse.Namespace) -> "Settings":
         alias=alias,
         aliases=tuple(aliases),
         tags=tuple(_words(args.tags)),
-        api_keys=tuple(dict.fromkeys(key for key in keys if key and not key.startswith("#"))),
+        api_keys=api_keys(args),
         hosts=(*(args.allowed_hosts or ()), args.host or HOST),
         slot_folder=Path(args.slot_save_path) if args.slot_save_path else None,
         cors_origins=tuple(one for word in args.cors_origin or () for one in word.split(",")),
@@ -185,6 +190,25 @@ def settings(args: argparse.Namespace) -> "Settings":
         **{name: value for name, value in given.items() if value is not None},
         **web_settings(args),
     )
+
+
+def api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the keys that requests need; empty if none was asked for.
+
+    ValueError when an option or the variable holds no key: the server would be open without anyone knowing.
+    """
+    given = [("--api-key", word, ",") for word in args.api_key or ()]
+    if args.api_key_file is not None:
+        given.append(("the file of --api-key-file", args.api_key_file, "\n"))
+    if KEY in os.environ and not args.api_key and args.socket is None:  # a router gives its keys in a file
+        given.append((f"the environment variable {KEY}", os.environ[KEY], ","))
+    found: list[str] = []
+    for name, text, end in given:
+        keys = [key for part in text.split(end) if (key := part.strip()) and not key.startswith("#")]
+        if not keys:
+            raise ValueError(f"{name} holds no API key, so anyone could use the server: give it a key, or leave it out")
+        found += keys
+    return tuple(dict.fromkeys(found))
 
 
 def _words(text: str | None) -> list[str]:

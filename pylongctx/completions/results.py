@@ -184,9 +184,10 @@ class _Usage(TypedDict):
 
 
 class CompletionUsage(_Usage, total=False):
-    """Token counts of one completion, with ``dropped_tokens`` and ``dropped_turns`` in the details, if any."""
+    """Token counts, with ``dropped_tokens`` and ``dropped_turns``, and ``reasoning_tokens``, in the details, if any."""
 
     prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
 
 
 class CompletionChoice(TypedDict):
@@ -231,9 +232,14 @@ class StopFilter:
         self._held = ""
 
     @property
+    def n_held(self) -> int:
+        """The number of characters held back, or after a stop string was found, from it on."""
+        return len(self._held)
+
+    @property
     def n_decoded(self) -> int:
         """The number of decoded characters, including those held back."""
-        return self.n_shown + len(self._held)
+        return self.n_shown + self.n_held
 
     def feed(self, piece: bytes, final: bool = False) -> str:
         """Return the text that can be shown after this piece; with ``final``, all remaining text."""
@@ -289,6 +295,7 @@ class Generation:
         self._echo = echo
         self._special = special
         self._waiting: list[TokenEntry] = []  # entries of tokens whose text is held back
+        self._word = ""
         job.every_row |= echo and scorer is not None
 
     @property
@@ -299,7 +306,11 @@ class Generation:
     @property
     def word(self) -> str:
         """The stop string that ended the answer; empty: none."""
-        return self._filter.word
+        return self._word or self._filter.word
+
+    def end_at(self, word: str) -> None:
+        """End the answer at a stop string that its reader found; the reader takes no more parts."""
+        self._word = word
 
     def parts(self) -> Iterator[tuple[str, list[TokenEntry]]]:
         """Yield pieces of text with the entries of the tokens that start in them."""
@@ -472,7 +483,8 @@ def complete_together(
             complete = [i for i, one in running.items() if one.take()]
             for i in complete:
                 found[i] = running.pop(i).answer(name)
-                done(len(found))
+                with solo.session.lock.calling():
+                    done(len(found))
             if not complete:
                 solo.step()
     finally:

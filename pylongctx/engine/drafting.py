@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -169,6 +170,7 @@ class Drafting:
 
     def __init__(self, model: DraftModel) -> None:
         self.model = model
+        self.calling: Callable[[], AbstractContextManager[None]] = nullcontext  # entered around calls of the model
         self.least = int(getattr(model, "least", 0))  # texts with fewer tokens are not drafted
         self._length = DraftLength() if is_adaptive(model) else None
         self._tokens: list[int] = []  # drafted and evaluated, not accepted yet
@@ -246,7 +248,9 @@ def guess(wanted: Sequence[tuple[Drafting, DraftRequest]]) -> list[Tokens | Exce
     found: dict[int, Tokens | Exception] = {}
     for group in groups.values():
         start = perf_counter()
-        drafts = draft_all(wanted[group[0]][0].model, [wanted[i][1] for i in group])
+        drafting = wanted[group[0]][0]
+        with drafting.calling():
+            drafts = draft_all(drafting.model, [wanted[i][1] for i in group])
         seconds = perf_counter() - start
         lengths = [0 if isinstance(draft, Exception) else len(draft) for draft in drafts]
         for i, draft, n in zip(group, drafts, lengths, strict=True):

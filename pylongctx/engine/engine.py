@@ -317,7 +317,7 @@ class Engine:
             return
         try:
             token = job.choose(job.all_tokens(slot.session.tokens), row)
-        except LctxError as reason:
+        except Exception as reason:  # of the sampler, or of a user's function: other jobs continue
             self.end(slot, reason)
             return
         if token is None:

@@ -3,6 +3,7 @@
 import queue
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,7 @@ class Job:
     limit: int | None = 0  # maximum tokens to generate; None: only the reader ends it, not even an end token
     processors: Processors = None  # change the logits before sampling, as in llama_cpp
     criteria: StoppingCriteria | None = None  # end the job, as in llama_cpp
+    calling: Callable[[], AbstractContextManager[None]] = nullcontext  # entered around these
     with_rows: bool = False  # every token comes with the logits that it was sampled from
     after_samplers: bool = False  # these are log-probabilities after all samplers, -inf for removed tokens
     every_row: bool = False  # the logits after every token of the prompt are returned too, see ``rows``
@@ -158,8 +160,9 @@ class Job:
 
     def choose(self, tokens: NDArray[np.int32], row: Row) -> int | None:
         """Return the token after int32 [n], whose logits are float32 [n_vocab]; None: a criterion ends the job."""
-        token = self.sampler.sample(process(self.processors, tokens, row))
-        return None if self.criteria is not None and self.criteria(tokens, row) else token
+        with self.calling():
+            token = self.sampler.sample(process(self.processors, tokens, row))
+            return None if self.criteria is not None and self.criteria(tokens, row) else token
 
     def ends(self, model: Model, token: int) -> bool:
         """Return True if a token ends the answer without being part of it."""

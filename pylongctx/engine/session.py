@@ -1,6 +1,5 @@
 """The state of a sequence: evaluated tokens, known logits, checkpoints; and the evaluation of a batch of several."""
 
-import threading
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
+from pylongctx.engine.call_lock import CallLock
 from pylongctx.engine.context import Context
 from pylongctx.engine.documents import Placed, placed_up_to
 from pylongctx.engine.model import Model
@@ -163,7 +163,7 @@ class Session:
         self.logits_all = logits_all
         self.verbose = verbose
         self.progress: Progress | None = None  # called as progress(n_done, n_total) after each step of an evaluation
-        self.lock = threading.RLock()  # held during evaluation and sampling
+        self.lock = CallLock()  # held during evaluation and sampling
         self.changes = 0  # counts evaluations, so that a suspended generator can detect other calls
         self.shared = False  # other code may have changed the cache: it is filled again before the next step
         self.n_evaluated = 0  # counts evaluated tokens, including those evaluated again
@@ -399,7 +399,8 @@ class Session:
                 (rows,) = evaluate([Part(self, part, len(part) if every else int(done == len(tokens)))], room)
             yield rows
             if self.progress is not None and len(tokens) > 1:
-                self.progress(self.n_tokens, kept + len(tokens))
+                with self.lock.calling():
+                    self.progress(self.n_tokens, kept + len(tokens))
 
     def begin(self, n: int) -> None:
         """Notify the watchers that a text of ``n`` tokens follows."""

@@ -68,9 +68,11 @@ class Solo(SessionSource):
         """Return a job that only ends at ``limit``, if given."""
         ids = self.model.check_tokens(tokens, allow_empty=follows and self.session.has_logits)
         draft = None if self.draft_model is None else Drafting(self.draft_model)
+        if draft is not None:
+            draft.calling = self.session.lock.calling
         placed = () if follows or "reads" in fields else self.engine.documents.find(ids, text=text)
         own: dict[str, Any] = {"slot": FIRST_SEQUENCE, "progress": self._tell, "draft": draft, "placed": placed}
-        return Job(ids, sampler, limit=limit, follows=follows, **own | fields)
+        return Job(ids, sampler, limit=limit, follows=follows, calling=self.session.lock.calling, **own | fields)
 
     def start(self, job: Job) -> None:
         """Start a job on any sequence, concurrently with other started jobs."""
@@ -151,4 +153,5 @@ class Solo(SessionSource):
         """Report the progress of a prefill to the user's callback."""
         n_read = len(job.tokens) - job.n_cached
         if self.session.progress is not None and job.n_read and n_read > 1:
-            self.session.progress(self.session.n_tokens, self.session.n_tokens - job.n_read + n_read)
+            with self.session.lock.calling():
+                self.session.progress(self.session.n_tokens, self.session.n_tokens - job.n_read + n_read)

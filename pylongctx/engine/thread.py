@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from pylongctx.engine.call_lock import NESTED
 from pylongctx.engine.compress import CompressionReport
 from pylongctx.engine.engine import Engine
 from pylongctx.engine.job import Cancelled, Job
@@ -84,8 +85,14 @@ class EngineThread:
             return 0.0
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
+    def refuse_nested(self) -> None:
+        """Raise RuntimeError in the engine's own thread, which would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(NESTED)
+
     def submit(self, job: Job) -> None:
         """Queue a job; its results come in ``job.results``."""
+        self.refuse_nested()
         with self._wake:
             if job.submitted:
                 return

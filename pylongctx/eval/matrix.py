@@ -11,6 +11,7 @@ trained length (arXiv 2309.00071). All but ``dynamic`` are fixed for the longest
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -23,7 +24,7 @@ from pylongctx.eval.haystack import SYNTHETIC
 from pylongctx.eval.needle import PASSKEY
 from pylongctx.eval.registry import TASKS, task_class
 from pylongctx.eval.runner import Cell
-from pylongctx.eval.task import Task
+from pylongctx.eval.task import Chat, Task
 from pylongctx.llama import Llama
 from pylongctx.methods import METHODS, NONE, Full, named
 from pylongctx.models import embedded_model
@@ -158,7 +159,7 @@ class PlannedTask:
         Spec strings, a RoPE scaling after ``@``: ``"longheads@ntk"``; ``"ntk"`` is ``"full@ntk"``.
     kv : tuple of str
         Types of K and V: ``"q8_0"``, ``"q8_0/f16"``.
-    chat, reuse, compress : bool, bool, float
+    chat, reuse, compress : bool or Chat, bool, float
         As of ``Cell``.
     """
 
@@ -166,7 +167,7 @@ class PlannedTask:
     lengths: tuple[int, ...]
     methods: tuple[str, ...]
     kv: tuple[str, ...]
-    chat: bool = False
+    chat: bool | Chat = False
     reuse: bool = False
     compress: float = 1.0
 
@@ -315,7 +316,7 @@ def _tasks(entry: Mapping[str, Any]) -> list[PlannedTask]:
     """Return the tasks of one entry: one, or one for each of several names."""
     values = dict(entry)
     kind, lengths = values.pop("kind", None), tuple(_list(values.pop("lengths")))
-    methods, kv, chat = _methods(values.pop("methods")), tuple(_list(values.pop("kv"))), values.pop("chat")
+    methods, kv, chat = _methods(values.pop("methods")), tuple(_list(values.pop("kv"))), _chat(values.pop("chat"))
     if kind not in TASKS:
         raise ValueError(f"a task has no kind {kind!r}; available: {', '.join(TASKS)}")
     if not lengths:
@@ -334,6 +335,14 @@ def _tasks(entry: Mapping[str, Any]) -> list[PlannedTask]:
         raise ValueError(f"a task of kind {kind!r} has one {name}, not a list; give each its own [[tasks]]")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return [PlannedTask(task_class(kind)(**values, **own), lengths, methods, kv, chat, *shared) for own in each]
+
+
+def _chat(wanted: Any) -> bool | Chat:
+    """Return whether prompts have the chat template, or how."""
+    if not isinstance(wanted, Mapping):
+        return bool(wanted)
+    _check_keys("chat", wanted, ("reasoning", "variables"))
+    return Chat(bool(wanted.get("reasoning", False)), json.dumps(dict(wanted.get("variables", {})), sort_keys=True))
 
 
 def _each_name(kind: str, values: dict[str, Any]) -> list[dict[str, str]]:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx.eval.task import (
+    Chat,
     Evaluate,
     ModelVocabulary,
     OpenLlama,
@@ -389,7 +390,7 @@ class Divergence(Task):
         return pieces_of(self.file, str(length), lambda text: chunks(vocabulary, text, length)[: self.chunks])
 
     @contextmanager
-    def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Evaluate]:
+    def opened(self, open_llama: OpenLlama, chat: bool | Chat) -> Iterator[Evaluate]:
         """Open the model with both methods, and yield a function that runs samples."""
         with open_llama(None) as llm, open_llama(self.base) as base:
             vocabulary = ModelVocabulary(llm, chat)

@@ -16,6 +16,7 @@ from pylongctx import _arguments as arguments
 from pylongctx.eval.peak import peak_memory, reset_peak_memory
 from pylongctx.eval.task import (
     REPLAY,
+    Chat,
     Evaluate,
     ModelVocabulary,
     OpenLlama,
@@ -24,6 +25,7 @@ from pylongctx.eval.task import (
     Sample,
     Task,
     by_text,
+    chat_of,
     why_no_compression,
 )
 from pylongctx.llama import Llama
@@ -42,8 +44,8 @@ class Cell:
         GGUF file.
     method : str
         Spec string, or ``none``; automatic choices are made for the context window of the cell.
-    chat : bool
-        Surround prompts by the model's chat template.
+    chat : bool or Chat
+        Surround prompts by the model's chat template; True is ``Chat()``, without reasoning.
     options : dict
         Other arguments of Llama.
     rope : str
@@ -69,7 +71,7 @@ class Cell:
     seed: int = 0
     type_k: str = "f16"
     type_v: str = "f16"
-    chat: bool = False
+    chat: bool | Chat = False
     options: Mapping[str, Any] = field(default_factory=dict)
     rope: str = ""
     reuse: bool = False
@@ -89,7 +91,7 @@ class Cell:
             "options": {name: value for name, value in self.options.items() if name not in UNNAMED},
             "type_k": self.type_k,
             "type_v": self.type_v,
-            "chat": self.chat,
+            **(chat.facts if (chat := chat_of(self.chat)) is not None else {"chat": False}),
             "length": self.length,
             "seed": self.seed,
             **({"reuse": True} if self.reuse else {}),

@@ -9,6 +9,7 @@ is how a cached prefix is used; a method that evicts by what is read last may th
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pylongctx.chat.conversation import THOUGHTS, open_mark, tokens_of
 from pylongctx.completions.results import StopFilter
 from pylongctx.engine.compress import PIECE
 from pylongctx.engine.prefix import longest_prefix
@@ -33,6 +35,7 @@ Record = dict[str, Any]  # what a JSON line holds
 Evaluate = Callable[["Sequence[Sample]"], "Iterator[Record]"]  # of samples, in their order
 OpenLlama = Callable[[str | None], Llama]  # with the method of that name; None: with the one that is measured
 Run = Callable[[Llama, "Vocabulary", "Sequence[Sample]"], "Iterator[Record]"]
+NEAR = 32  # last tokens of a prompt, in which a mark of reasoning may be
 CHAT_MARGIN = 4  # tokens by which a prompt may grow where a template touches it
 
 
@@ -79,6 +82,39 @@ class Sample:
     shared: int = 0
 
 
+@dataclass(frozen=True)
+class Chat:
+    """How the chat template of a model surrounds prompts.
+
+    Attributes
+    ----------
+    reasoning : bool
+        Whether a reasoning model may reason before its answer. Its reasoning counts for the tokens of the answer, which
+        the tasks limit, but is not graded. Before a prefix there is none.
+    variables : str
+        Variables of the template, a JSON object.
+    """
+
+    reasoning: bool = False
+    variables: str = "{}"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of ``apply_template``."""
+        return {"enable_thinking": self.reasoning, "chat_template_kwargs": json.loads(self.variables)}
+
+    @property
+    def facts(self) -> Record:
+        """The fields of a record."""
+        variables = json.loads(self.variables)
+        return {"chat": True, "reasoning": self.reasoning, **({"variables": variables} if variables else {})}
+
+
+def chat_of(wanted: bool | Chat) -> Chat | None:
+    """Return how prompts are surrounded; None: they are used as they are."""
+    return wanted if isinstance(wanted, Chat) else Chat() if wanted else None
+
+
 class Vocabulary(Protocol):
     """The tokenizer of a model, as the generators of samples need it."""
 
@@ -89,6 +125,10 @@ class Vocabulary(Protocol):
     @property
     def overhead(self) -> int:
         """Tokens that BOS and the chat template add to a prompt."""
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model may reason before its answers."""
 
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text without BOS."""
@@ -110,12 +150,13 @@ class ModelVocabulary:
     'Who is the thief?'
     """
 
-    def __init__(self, llm: Llama, chat: bool = False) -> None:
+    def __init__(self, llm: Llama, chat: bool | Chat = False) -> None:
         self._llm = llm
-        self._chat = chat
+        self._chat = chat_of(chat)
+        self.reasons = self._chat is not None and self._chat.reasoning
         self.bos = llm.tokenize(b"")
         self._adds_space = llm.detokenize(llm.tokenize(b"x", add_bos=False)).startswith(b" ")
-        self.overhead = len(self.tokens(Sample("", "x"))) - len(self.tokenize("x")) + chat * CHAT_MARGIN
+        self.overhead = len(self.tokens(Sample("", "x"))) - len(self.tokenize("x")) + bool(chat) * CHAT_MARGIN
 
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a text without BOS."""
@@ -130,18 +171,73 @@ class ModelVocabulary:
         """Return all tokens of a prompt: BOS, template and prefix included."""
         if not isinstance(sample.prompt, str):
             return sample.prompt
-        text, chat = sample.prompt, self._chat and sample.chat
-        if chat:
-            text = self._llm.apply_template([{"role": "user", "content": text}])
-        return np.array(self._llm.tokenize((text + sample.prefix).encode(), special=chat), np.int32)
+        text, chat = sample.prompt, self._chat if sample.chat else None
+        if chat is not None:
+            text = self._llm.apply_template([{"role": "user", "content": text}], **chat.arguments)
+            if (mark := open_mark(text)) and (sample.prefix or not chat.reasoning):
+                text = f"{text.rstrip()}\n\n{THOUGHTS[mark]}\n\n"  # no reasoning, as templates write it
+        return np.array(self._llm.tokenize((text + sample.prefix).encode(), special=chat is not None), np.int32)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a model: the text up to a stop string, the tokens without the end token."""
+    """The answer of a model: the text up to a stop string, without reasoning; the tokens without the end token."""
 
     text: str
     tokens: list[int]
+
+
+class AnswerText:
+    """The text of an answer up to a stop string, without the reasoning that comes first.
+
+    Parameters
+    ----------
+    stops : sequence of str
+        Strings that end the answer, but not its reasoning.
+    prompt : str
+        The end of the prompt, which may open the reasoning.
+
+    Examples
+    --------
+    >>> shown = AnswerText(["."], "")
+    >>> shown.feed(b"<think>First. Then.</think>\\n\\nYes. No.")
+    >>> shown.text, shown.stopped
+    ('Yes', True)
+    """
+
+    def __init__(self, stops: Sequence[str], prompt: str) -> None:
+        self.text = ""
+        self._filter, self._decoder = StopFilter(list(stops)), StopFilter([])
+        self._held = ""  # the beginning, until it is known what it is
+        self._close: str | None = THOUGHTS.get(open_mark(prompt))  # that ends the reasoning
+        self._answers = self._strips = False  # whether the answer has begun, and still only with white space
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return self._filter.stopped
+
+    def feed(self, piece: bytes, final: bool = False) -> None:
+        """Add a piece of the text; ``final``: the last one."""
+        self._held += self._decoder.feed(piece, final)
+        if not self._answers:
+            self._begin(final)
+        if self._answers:
+            said, self._held = self._held.lstrip() if self._strips else self._held, ""
+            self._strips = self._strips and not said
+            self.text += self._filter.feed(said.encode(), final)
+
+    def _begin(self, final: bool) -> None:
+        """Drop the reasoning once it has ended."""
+        begun = self._held.lstrip()
+        if self._close is None:
+            mark = next((mark for mark in THOUGHTS if begun.startswith(mark)), None)
+            self._close = THOUGHTS[mark] if mark else None
+            undecided = not final and any(mark.startswith(begun) for mark in THOUGHTS)
+            self._answers = mark is None and not undecided
+        if self._close is not None and self._close in self._held:
+            self._answers = self._strips = True
+            self._held = self._held.partition(self._close)[2]
 
 
 class Task(ABC):
@@ -186,7 +282,7 @@ class Task(ABC):
         return length
 
     @abstractmethod
-    def opened(self, open_llama: OpenLlama, chat: bool) -> AbstractContextManager[Evaluate]:
+    def opened(self, open_llama: OpenLlama, chat: bool | Chat) -> AbstractContextManager[Evaluate]:
         """Open what samples need, and yield what runs them; ``open_llama(None)`` has the cell's method."""
 
     def cell_text(self, records: Sequence[Record]) -> str:
@@ -207,13 +303,13 @@ class SingleModel(Task):
             yield self.run(llm, vocabulary, sample)
 
     @contextmanager
-    def opened(self, open_llama: OpenLlama, chat: bool) -> Iterator[Evaluate]:
+    def opened(self, open_llama: OpenLlama, chat: bool | Chat) -> Iterator[Evaluate]:
         """Open the model, and yield a function that runs samples."""
         with self._opened(open_llama, chat, self.run_many) as evaluate:
             yield evaluate
 
     @contextmanager
-    def _opened(self, open_llama: OpenLlama, chat: bool, run: Run) -> Iterator[Evaluate]:
+    def _opened(self, open_llama: OpenLlama, chat: bool | Chat, run: Run) -> Iterator[Evaluate]:
         with open_llama(None) as llm:
             chosen, vocabulary = {"method": str(llm.method or NONE)}, ModelVocabulary(llm, chat)
             yield lambda samples: (chosen | record for record in run(llm, vocabulary, samples))
@@ -246,7 +342,7 @@ class Question(SingleModel):
         return self._answered(llm, vocabulary.tokens(sample), sample)
 
     def opened_shared(
-        self, open_llama: OpenLlama, chat: bool, compress: float = 1.0
+        self, open_llama: OpenLlama, chat: bool | Chat, compress: float = 1.0
     ) -> AbstractContextManager[Evaluate]:
         """Open the model, and yield a function that runs samples, the shared beginning of a text read once."""
         return self._opened(open_llama, chat, partial(self.run_shared, compress=compress))
@@ -300,11 +396,11 @@ class Question(SingleModel):
         for (n, stop), group in groupby(samples, key=lambda sample: (sample.max_tokens, sample.stop)):
             asked = list(group)
             prompts, start = [vocabulary.tokens(sample) for sample in asked], time.perf_counter()
-            given = {"max_tokens": n, "stop": list(stop), "temperature": 0.0}
+            given = {"max_tokens": n, "stop": [] if vocabulary.reasons else list(stop), "temperature": 0.0}
             found = llm.answer_many([prompt.tolist() for prompt in prompts], **given)
             seconds = (time.perf_counter() - start) / len(asked)
             for sample, prompt, one in zip(asked, prompts, found, strict=True):
-                answer = Answer(one.completion["choices"][0]["text"], one.generation.tokens)
+                answer = Answer(graded(llm, prompt, one.generation.tokens, stop), one.generation.tokens)
                 times = {"seconds": round(seconds, 4), "n_generated": len(answer.tokens)}
                 yield {**self._facts(prompt, sample, answer), **times, **memory(llm)}
 
@@ -373,19 +469,44 @@ def greedy(llm: Llama, tokens: NDArray[np.int32], sample: Sample, fresh: bool = 
     """
     if fresh:
         llm.reset()
-    model, shown = llm.session.model, StopFilter(list(sample.stop))
+    model, shown, piece = llm.session.model, AnswerText(sample.stop, ending(llm, tokens)), piece_of(llm)
     output: list[int] = []
-    text, first, n_steps = "", 0.0, 0
+    first, n_steps = 0.0, 0
     for token in llm.generate(tokens.tolist(), temp=0.0):
         first = first or time.perf_counter()
         n_steps += 1
         if model.ends_generation(token):
             break
         output.append(token)
-        text += shown.feed(model.piece(token))
+        shown.feed(piece(token))
         if shown.stopped or len(output) == sample.max_tokens:
             break
-    return Answer(text + shown.feed(b"", final=True), output), first, n_steps
+    if not shown.stopped:
+        shown.feed(b"", final=True)
+    return Answer(shown.text, output), first, n_steps
+
+
+def graded(llm: Llama, prompt: NDArray[np.int32], tokens: Sequence[int], stops: Sequence[str]) -> str:
+    """Return the text of the tokens that answer a prompt, up to a stop string and without reasoning."""
+    shown, piece = AnswerText(stops, ending(llm, prompt)), piece_of(llm)
+    for token in tokens:
+        if not shown.stopped:
+            shown.feed(piece(token))
+    if not shown.stopped:
+        shown.feed(b"", final=True)
+    return shown.text
+
+
+def piece_of(llm: Llama) -> Callable[[int], bytes]:
+    """Return a function that returns the bytes of a token, also of special ones that are marks of reasoning."""
+    model = llm.session.model
+    marks = tokens_of(model, (*THOUGHTS, *THOUGHTS.values()))
+    return lambda token: model.piece(token, token in marks)
+
+
+def ending(llm: Llama, tokens: NDArray[np.int32]) -> str:
+    """Return the text of the last tokens of a prompt, with that of special tokens."""
+    return llm.detokenize(tokens[-NEAR:].tolist(), special=True).decode("utf-8", "ignore")
 
 
 # ---- reuse of cached texts ----

@@ -32,6 +32,12 @@ WHOLE_HEADS = frozenset(
     """.split()
 )
 
+# Words in keys of files whose weights were transformed, so that a runtime must transform the activations as well; no
+# key of llama.cpp has one. Other unknown keys are harmless: converters add their own facts.
+TRANSFORMS = re.compile(r"hadamard|fwht|quarot|spinquant|rotat(?:ed|ion)", re.IGNORECASE)
+# what people write about a file, not about its tensors
+PROSE = ("general.", "tokenizer.", "quantize.")
+
 
 class Tensor(NamedTuple):
     """A tensor of a file: its type is ggml's number, its offset counts from the start of all tensor data."""
@@ -69,8 +75,18 @@ class Header:
 
 def problems(header: Header) -> Iterator[str]:
     """Yield the faults of a file."""
-    for check in (_layers, _heads, _experts, _numbers, _vocabulary, _tensors):
+    for check in (_transforms, _layers, _heads, _experts, _numbers, _vocabulary, _tensors):
         yield from check(header)
+
+
+def _transforms(header: Header) -> Iterator[str]:
+    """Yield the keys, by namespace, that say that weights are stored in a basis which this runtime does not know."""
+    found = (key for key in header.meta if not key.startswith(PROSE) and TRANSFORMS.search(key))
+    for name in dict.fromkeys(key.rpartition(".")[0] or key for key in found):
+        yield (
+            f"its keys {name}.* say that its weights were transformed before they were quantized, "
+            "and pylongctx would read them as noise: use a file without this transform"
+        )
 
 
 def _layers(header: Header) -> Iterator[str]:

@@ -6,12 +6,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
-from pylongctx.serve.bodies import ChatBody, Extension, Fields, Open, Unserved, load, read, unserved_of
+from pylongctx.completions.request import stop_words
+from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
+from pylongctx.serve.bodies import ChatBody, Dialect, Open, add_format, also_named, load, read, unserved_of
+from pylongctx.serve.content import UNREAD, Part, joined, parts_of, text, text_of, text_part, unread
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.handler import Chunks, NamedEvents, Object
 from pylongctx.serve.openai import ChatHandler, count_tokens
 from pylongctx.serve.service import Service
+from pylongctx.serve.unserved import Unserved
 
 Message = dict[str, Any]
 TEXTS = ("text",)
@@ -19,8 +22,6 @@ CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 DOCUMENT = {"type", "source", "title", "context", "citations", "cache_control"}
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 SHOWN = ("full", "summarized")  # thinking.display
-# fields that a chat has by the same name
-SAME = ("stream", "temperature", "top_p", "top_k", "longctx", "chat_template_kwargs")
 DELTAS = {
     "thinking": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
@@ -46,64 +47,55 @@ def chat_messages(system: Any, messages: list[Any], unserved: Unserved) -> Itera
 
 def _asked(where: str, parts: list[Any]) -> Iterator[Message]:
     """Yield the messages of a user's parts: texts, and each tool result as a separate message."""
-    texts: list[Any] = []
-    for part in parts:
+    read: list[Part] = []
+    for i, part in enumerate(parts):
+        place = f"{where}.content[{i}]"
         if _kind(part) != "tool_result":
-            texts.append(part)
+            read += _document(part, place) if _kind(part) == "document" else [text_part(part, TEXTS, place)]
             continue
-        if texts:
-            yield {"role": "user", "content": _read(texts, where)}
-        texts = []
-        result = _result(part.get("content"), where)
+        if read:
+            yield {"role": "user", "content": joined(read)}
+        read = []
+        result = _result(part.get("content"), place)
         yield {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": result}
-    if texts:
-        yield {"role": "user", "content": _read(texts, where)}
+    if read:
+        yield {"role": "user", "content": joined(read)}
 
 
 def _kind(part: Any) -> Any:
     return part.get("type") if isinstance(part, Mapping) else None
 
 
-def _read(parts: list[Any], where: str) -> str | list[Message]:
-    """Return joined texts, or chat parts if there are documents."""
-    if not any(_kind(part) == "document" for part in parts):
-        return text_of(parts, TEXTS, where)
-    found: list[Message] = []
-    for part in parts:
-        if _kind(part) == "document":
-            found += _document(part, where)
-        else:
-            found.append({"type": "text", "text": text_of([part], TEXTS, where)})
-    return found
-
-
-def _document(part: Mapping[str, Any], where: str) -> list[Message]:
+def _document(part: Mapping[str, Any], where: str) -> list[Part]:
     source, title = part.get("source"), part.get("title")
     if _kind(source) != "text" or not isinstance(source, Mapping) or not isinstance(source.get("data"), str):
-        raise invalid(f"{where}: only documents with a source of type text are supported", "messages")
+        return [unread("document", where, title, "only documents with a source of type text can be read")]
     if unknown := part.keys() - DOCUMENT:
-        raise invalid(f"{where}: {min(unknown)} of a document is not supported", "messages")
+        return [unread("document", where, title, f"its field {min(unknown)} is not supported")]
     document = {"type": "document", "text": source["data"]}
-    return [{"type": "text", "text": f"{title}\n"}, document] if title else [document]
+    return [text(f"{title}\n"), document] if title else [document]
 
 
-def _result(content: Any, where: str) -> str:
-    """Return the text of a tool's result."""
+def _result(content: Any, where: str) -> str | list[Part]:
+    """Return the lines of a tool's result."""
     if not isinstance(content, list):
         return text_of(content, TEXTS, where)
-    return "\n".join(_result_part(part, where) for part in content)
+    lines: list[Part] = []
+    for i, part in enumerate(content):
+        lines += [*([text("\n")] if i else []), *_result_parts(part, f"{where}.content[{i}]")]
+    return joined(lines)
 
 
-def _result_part(part: Any, where: str) -> str:
+def _result_parts(part: Any, where: str) -> list[Part]:
     kind = _kind(part)
     if kind == "tool_reference":
-        return f"tool: {part.get('tool_name')}"
+        return [text(f"tool: {part.get('tool_name')}")]
     if kind == "search_result":
-        texts = text_of(part.get("content"), TEXTS, where)
-        return "\n".join(str(one) for one in (part.get("title"), part.get("source"), texts) if one)
-    if kind == "document":
-        return "".join(str(one["text"]) for one in _document(part, where))
-    return text_of([part], TEXTS, where)
+        own = [text(f"{part[name]}\n") for name in ("title", "source") if part.get(name)]
+        return [*own, *parts_of(text_of(part.get("content"), TEXTS, where))]
+    if kind == "document":  # a result is one text
+        return [one if one["type"] == UNREAD else text(one["text"]) for one in _document(part, where)]
+    return [text_part(part, TEXTS, where)]
 
 
 def _said(where: str, parts: list[Any], unserved: Unserved) -> Iterator[Message]:
@@ -163,8 +155,7 @@ def _is_served(i: int, tool: Mapping[str, Any], unserved: Unserved) -> bool:
 
 def _tool(tool: Mapping[str, Any]) -> Message:
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
-    if tool.get("description") is not None:
-        function["description"] = tool["description"]
+    function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": function}
 
 
@@ -194,32 +185,25 @@ class OutputConfig(Open):
     format: dict[str, Any] | None = None
 
 
-class MessagesBody(Fields):
+class MessagesBody(Dialect):
     """POST /v1/messages."""
 
     messages: list[dict[str, Any]]
-    max_tokens: int | None = None
     system: Any = None
-    stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    stop: str | list[str] | None = also_named("stop_sequences", "stop", "stopping_strings", "stop_sequence")
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
     output_format: dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    longctx: Extension = Extension()
 
     def chat(self, unserved: Unserved) -> ChatBody:
         """Return the equivalent request for OpenAI's route."""
-        fields = {name: getattr(self, name) for name in SAME if getattr(self, name) is not None}
-        fields |= {"longctx": self.longctx.model_dump(), "max_tokens": self.max_tokens, "stop": self.stop_sequences}
+        fields = self.shared()
         fields["messages"] = list(chat_messages(self.system, self.messages, unserved))
-        fields["reasoning_effort"] = self.output_config.effort
-        fields["response_format"] = self._format()
+        if self.output_config.effort is not None:
+            fields["reasoning_effort"] = self.output_config.effort
+        add_format(fields, "output_config.format" if self.output_config.format else "output_format", self._format())
         if self.thinking is not None:
             fields["enable_thinking"] = self.thinking.type != "disabled"
             if (display := self.thinking.display) not in SHOWN:
@@ -266,7 +250,7 @@ class MessagesHandler(ChatHandler):
 
     def __init__(self, service: Service, request: Request, asked: MessagesBody) -> None:
         super().__init__(service, request, asked.chat(unserved_of(request)))
-        self._stops = asked.stop_sequences or ()
+        self._stops = stop_words(asked.stop)
 
     def whole(self, found: list[Object]) -> Object:
         """Return a message."""
@@ -280,8 +264,8 @@ class MessagesHandler(ChatHandler):
         """Yield the events of a message."""
         blocks, begun, reason, n_tokens = MessageBlocks(), False, "stop", 0
         async for _, chunk in chunks:
-            if chunk is None:
-                yield {"type": "ping"}
+            if chunk is None or "prompt_progress" in chunk:
+                yield {"type": "ping", **(chunk or {})}
                 continue
             (choice,) = chunk["choices"]
             if "role" in choice["delta"]:
@@ -290,7 +274,8 @@ class MessagesHandler(ChatHandler):
                 begun = True
                 yield {"type": "message_start", "message": self._message()}
             for event in blocks.feed(choice["delta"]):
-                yield event
+                timed = event["type"] == "content_block_delta" and self.body.timings_per_token
+                yield event | {"timings": self.timings(0)} if timed else event
             reason = choice["finish_reason"] or reason
             n_tokens = chunk.get("usage", {}).get("completion_tokens", n_tokens)
         for event in blocks.finish():

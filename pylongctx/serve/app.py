@@ -1,7 +1,8 @@
 """The application: routes, errors, middleware, the page, and static files."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any
@@ -18,7 +19,7 @@ from pylongctx import __version__
 from pylongctx.serve import anthropic, facts, markup, native, ollama, openai, responses, texts
 from pylongctx.serve.bodies import Fields, read
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.gate import LOCAL, LOCAL_PAGE, Gate, Guarded, as_response
+from pylongctx.serve.gate import LOCAL, LOCAL_PAGE, Gate, Guarded, Shown, as_response
 from pylongctx.serve.service import Service
 
 INDEX = "index.html"
@@ -50,9 +51,10 @@ def add_folder(app: FastAPI, folder: Path) -> frozenset[str]:
 class Prefix:
     """Removes a prefix, such as ``/v2``, from the paths of requests; other paths are not found."""
 
-    def __init__(self, app: ASGIApp, prefix: str) -> None:
+    def __init__(self, app: ASGIApp, prefix: str, shown: Shown) -> None:
         self._app = app
         self._prefix = prefix
+        self._shown = shown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -64,7 +66,7 @@ class Prefix:
             reason = ApiError(
                 404, "not_found_error", f"paths of this server begin with {self._prefix}: {path} does not"
             )
-            await as_response(reason, path)(scope, receive, send)
+            await self._shown(as_response(reason, path))(scope, receive, send)
             return
         short = path.removeprefix(self._prefix)
         raw = scope["raw_path"].removeprefix(self._prefix.encode())
@@ -121,14 +123,24 @@ def enclose(app: FastAPI, service: Guarded) -> None:
         public |= add_folder(app, settings.static_folder) | ({"/"} if is_taken else set())
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
-    if settings.cors_origins:
-        origins = list(settings.cors_origins)
-        local = LOCAL_PAGE.pattern if LOCAL in origins else None
-        more: dict[str, Any] = {"allow_methods": ["*"], "allow_headers": ["*"]}
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_origin_regex=local, **more)
-    app.add_middleware(Gate, service=service, public=public)
+    cors = _cors(settings.cors_origins)
+    shown: Shown = partial(CORSMiddleware, **cors) if cors else _as_it_is
+    if cors:
+        app.add_middleware(CORSMiddleware, **cors)
+    app.add_middleware(Gate, service=service, public=public, shown=shown)  # outside, also for CORS preflights
     if settings.prefix:
-        app.add_middleware(Prefix, prefix=settings.prefix)
+        app.add_middleware(Prefix, prefix=settings.prefix, shown=shown)
+
+
+def _cors(origins: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of the middleware for pages of other sites; empty if none may ask."""
+    local = LOCAL_PAGE.pattern if LOCAL in origins else None
+    own = {"allow_methods": ["*"], "allow_headers": ["*"], "expose_headers": ["X-Unserved-Fields", "Retry-After"]}
+    return {"allow_origins": list(origins), "allow_origin_regex": local, **own} if origins else {}
+
+
+def _as_it_is(app: ASGIApp) -> ASGIApp:
+    return app
 
 
 def _add_page(app: FastAPI) -> frozenset[str]:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pylongctx.chat.tools import readable
+
 Event = dict[str, Any]
 
 
@@ -18,14 +20,12 @@ class Block:
     text: str = ""  # of a call the arguments
     id: str = ""  # of a call, like the name
     name: str = ""
+    cut: bool = False  # whether the answer reached its limit in this block
 
     @property
     def arguments(self) -> Any:
-        """The arguments of a call; an empty object if the answer was cut off inside them."""
-        try:
-            return json.loads(self.text)
-        except ValueError:
-            return {}
+        """The arguments of a call as an object; see ``readable`` for those that the answer was cut off in."""
+        return json.loads(readable(self.text))
 
 
 class Blocks(ABC):
@@ -45,13 +45,14 @@ class Blocks(ABC):
                 self.blocks[-1].text += text
                 yield from self._grown(self.blocks[-1], text)
 
-    def finish(self) -> Iterator[Event]:
+    def finish(self, cut: bool = False) -> Iterator[Event]:
         """Yield the events at the end of an answer, which has at least an empty text."""
         if not self.blocks:
             yield from self._begun(("text",), {})
+        self.blocks[-1].cut = cut
         yield from self.end()
 
-    def _begun(self, key: tuple[Any, ...], more: dict[str, str]) -> Iterator[Event]:
+    def _begun(self, key: tuple[Any, ...], more: Event) -> Iterator[Event]:
         self._key = key
         self.blocks.append(Block(key[0], len(self.blocks), **more))
         yield from self._opened(self.blocks[-1])
@@ -75,15 +76,17 @@ class Blocks(ABC):
         """Yield the events of a complete block."""
 
 
-def blocks_of(message: Mapping[str, Any]) -> list[Block]:
+def blocks_of(message: Mapping[str, Any], cut: bool = False) -> list[Block]:
     """Return the blocks of a whole answer; at least an empty text."""
     found: list[Block] = []
     for key, text, more in _pieces(message):
         found.append(Block(key[0], len(found), text, **more))
-    return found or [Block("text", 0)]
+    found = found or [Block("text", 0)]
+    found[-1].cut = cut
+    return found
 
 
-def _pieces(delta: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, dict[str, str]]]:
+def _pieces(delta: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, Event]]:
     """Yield (block, text, fields of a new block)."""
     if delta.get("reasoning_content"):
         yield ("thinking",), delta["reasoning_content"], {}
@@ -93,16 +96,3 @@ def _pieces(delta: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], str, di
         function = call["function"]
         more = {"id": call.get("id", ""), "name": function.get("name", "")}
         yield ("call", call.get("index", i)), function["arguments"], more
-
-
-def text_of(content: Any, kinds: tuple[str, ...], where: str) -> str:
-    """Return the text of a string or of content parts; ValueError when a part is not of one of the kinds."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise ValueError(f"{where}: content must be a string or a list of parts, not {type(content).__name__}")
-    for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in kinds or not isinstance(part.get("text"), str):
-            raise ValueError(f"{where}: a content part of type {kind!r} cannot be read, only text")
-    return "".join(part["text"] for part in content)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from fastapi import Request
 from pydantic import (
@@ -19,11 +19,15 @@ from pydantic import (
 from pydantic_core import from_json
 from starlette.datastructures import Headers
 
+from pylongctx.chat.conversation import is_strict, wanted_schema
+from pylongctx.chat.tools import custom_grammar
 from pylongctx.completions.grammar import LlamaGrammar
 from pylongctx.engine.sampling.params import KEYWORDS, MAX_BREAKERS, NUMBERS, SamplingParams, sampler_name
 from pylongctx.parallel import Host, MixedPrompt
 from pylongctx.serve import foreign
+from pylongctx.serve.content import readable
 from pylongctx.serve.errors import ApiError, invalid
+from pylongctx.serve.unserved import SHOWN, Unserved
 
 OLLAMA = "/api/"  # prefix of the routes of its API
 # maximum entries of lists and objects, by field
@@ -47,7 +51,6 @@ MAX_ENTRIES = {
 }
 MAX_PARTS = 65536  # total content parts and tool calls of all messages
 MAX_STOP = 16384  # total characters of all stop strings
-SHOWN = 60  # characters of a value in error messages
 MAX_NAMED = 32  # maximum fields without effect named in a response
 # fields passed unchanged to create_completion and create_chat_completion
 SAMPLING = (
@@ -70,21 +73,6 @@ MAX_LOGPROBS = 100  # maximum log-probabilities per token
 MAX_STOP_TOKENS = 256
 NO_EFFORT = "none"  # of reasoning_effort
 NEVER = float("-inf")
-
-
-class Unserved:
-    """Unsupported fields of a request; the policy is ``refuse``, ``warn`` (in a header and the log) or ``ignore``."""
-
-    def __init__(self, policy: str) -> None:
-        self.policy = policy
-        self.found: dict[str, str] = {}  # the reasons by field
-
-    def note(self, name: str, reason: str) -> None:
-        """Record a field without effect; ApiError if such fields are refused."""
-        name = name[:SHOWN]
-        if self.policy == "refuse":
-            raise invalid(reason, name)
-        self.found.setdefault(name, reason)
 
 
 class Fields(BaseModel):
@@ -148,12 +136,12 @@ def load(body: type[Body], fields: Any, unserved: Unserved) -> Body:
     """Return a body from its fields; ApiError names the first unsupported one."""
     if not isinstance(fields, dict):
         raise invalid("the body must be a JSON object")
-    names = _names(body)
+    names = names_of(body)
     known = {name: field for field, all_names in names.items() for name in all_names}
     given: dict[str, str] = {}  # the names in use, by field
     for name, value in fields.items():
         if name not in known:
-            _note_unknown(name, value, unserved)
+            note_unknown(name, value, unserved)
         elif value is not None:
             _check_length(name, value)
             field = known[name]
@@ -175,7 +163,7 @@ def load(body: type[Body], fields: Any, unserved: Unserved) -> Body:
     return found
 
 
-def _names(body: type[BaseModel]) -> dict[str, list[str]]:
+def names_of(body: type[BaseModel]) -> dict[str, list[str]]:
     """Return the names of each field of a body in order of precedence."""
     found = {}
     for name, field in body.model_fields.items():
@@ -196,16 +184,20 @@ def _unknown(found: BaseModel, path: str = "") -> Iterator[str]:
                 yield from _unknown(one, f"{path}{name}.")
 
 
-def _note_unknown(name: str, value: Any, unserved: Unserved) -> None:
-    """Record an unknown field, unless its value requests the existing behavior; ApiError if it changes the answer."""
+def note_unknown(name: str, value: Any, unserved: Unserved, path: str = "") -> None:
+    """Record an unknown field, unless its value requests the existing behavior; ApiError if it changes the answer.
+
+    ``path`` is that of the object which has the field, with a point at its end.
+    """
     if value is None or name in foreign.LABELS:
         return
     usual = foreign.USUAL.get(name)
     if _is_one_of(value, usual) if usual else not value:
         return
     if name in foreign.REFUSED:
-        raise invalid(f"{name}={_shown(value)} is not supported: {foreign.REFUSED[name]}", name)
-    unserved.note(name, f"the field {name[:SHOWN]!r} is not supported")
+        reason = f"{path}{name}={_shown(value)} is not supported here: {foreign.REFUSED[name]}"
+        raise invalid(reason, f"{path}{name}")
+    unserved.note(f"{path}{name}", f"the field {path + name[:SHOWN]!r} is not supported")
 
 
 def _is_one_of(value: Any, usual: tuple[Any, ...]) -> bool:
@@ -238,6 +230,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
+def also_named(*names: str, **limits: Any) -> Any:
+    """Return an optional field that also accepts other programs' names."""
+    return Field(None, validation_alias=AliasChoices(*names), **limits)
+
+
 class StructuredOutputs(Open):
     """vLLM's ``structured_outputs``."""
 
@@ -249,42 +246,60 @@ class StructuredOutputs(Open):
     structural_tag: Any = None
 
 
+class Shape(NamedTuple):
+    """What constrains an answer: ``kind`` is schema, regex, choice or grammar, ``field`` the one that has it."""
+
+    field: str
+    kind: str
+    value: Any
+    strict: bool = True  # whether a schema that cannot be fully enforced is refused
+
+
 class Shaped(Fields):
     """Fields that constrain an answer, of which at most one may be set."""
 
-    grammar: str | None = None
+    grammar: str | None = also_named("grammar", "grammar_string")
     json_schema: dict[str, Any] | bool | None = None
+    response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | bool | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
 
-    def wanted(self) -> tuple[str, Any] | None:
-        """Return the kind of constraint, ``schema``, ``regex``, ``choice`` or ``grammar``, and its value."""
+    def wanted(self) -> Shape | None:
+        """Return what constrains the answer; ApiError when several fields do, or one is invalid."""
         inner = self.structured_outputs or StructuredOutputs()
         if inner.structural_tag is not None:
             reason = "structured_outputs.structural_tag is not supported: use a schema, a regex, a choice or a grammar"
             raise invalid(reason, "structured_outputs")
         anything = {"type": "object"} if inner.json_object or None else None
         given = [
-            ("grammar", "grammar", self.grammar),
-            ("json_schema", "schema", self.json_schema),
-            ("guided_json", "schema", self.guided_json),
-            ("guided_regex", "regex", self.guided_regex),
-            ("guided_choice", "choice", self.guided_choice),
-            ("guided_grammar", "grammar", self.guided_grammar),
-            ("structured_outputs.json", "schema", inner.json_),
-            ("structured_outputs.regex", "regex", inner.regex),
-            ("structured_outputs.choice", "choice", inner.choice),
-            ("structured_outputs.grammar", "grammar", inner.grammar),
-            ("structured_outputs.json_object", "schema", anything),
+            Shape("grammar", "grammar", self.grammar),
+            Shape("json_schema", "schema", self.json_schema),
+            Shape("response_format", "schema", self._schema(), is_strict(self.response_format)),
+            Shape("guided_json", "schema", self.guided_json),
+            Shape("guided_regex", "regex", self.guided_regex),
+            Shape("guided_choice", "choice", self.guided_choice),
+            Shape("guided_grammar", "grammar", self.guided_grammar),
+            Shape("structured_outputs.json", "schema", inner.json_),
+            Shape("structured_outputs.regex", "regex", inner.regex),
+            Shape("structured_outputs.choice", "choice", inner.choice),
+            Shape("structured_outputs.grammar", "grammar", inner.grammar),
+            Shape("structured_outputs.json_object", "schema", anything),
         ]
-        found = [one for one in given if one[2] is not None]
+        found = [one for one in given if one.value is not None]
         if len(found) > 1:
-            (first, *_), (second, *_) = found[:2]
+            first, second = found[0].field, found[1].field
             raise invalid(f"{first} and {second} cannot be combined", second.split(".")[0])
-        return None if not found else (found[0][1], found[0][2])
+        return found[0] if found else None
+
+    def _schema(self) -> Any:
+        """Return the schema of ``response_format``."""
+        try:
+            return wanted_schema(self.response_format)
+        except ValueError as reason:
+            raise invalid(str(reason), "response_format") from None
 
 
 def as_schema(value: Any) -> Any:
@@ -295,18 +310,25 @@ def as_schema(value: Any) -> Any:
         raise ValueError(f"the JSON schema is not JSON: {reason}") from None
 
 
-def grammar_of(kind: str, value: Any) -> LlamaGrammar | str:
-    """Return the grammar for a result of ``Shaped.wanted``."""
-    if kind == "schema":
-        return LlamaGrammar.from_json_schema(value)
-    if kind == "regex":
-        return LlamaGrammar.from_regex(value)
-    return LlamaGrammar.from_choice(value) if kind == "choice" else str(value)
+def grammar_of(shape: Shape) -> LlamaGrammar | str:
+    """Return the grammar of what constrains an answer; ApiError names its field."""
+    try:
+        if shape.kind == "schema":
+            return LlamaGrammar.from_json_schema(shape.value, strict=shape.strict)
+        if shape.kind == "regex":
+            return LlamaGrammar.from_regex(shape.value)
+        return LlamaGrammar.from_choice(shape.value) if shape.kind == "choice" else str(shape.value)
+    except ValueError as reason:
+        raise invalid(str(reason), shape.field.split(".")[0]) from None
 
 
-def _also(*names: str, **limits: Any) -> Any:
-    """Return an optional field that also accepts other programs' names."""
-    return Field(None, validation_alias=AliasChoices(*names), **limits)
+def add_format(fields: dict[str, Any], name: str, form: Any) -> None:
+    """Add the form of an answer that an API has under another name; ApiError if ``response_format`` has one, too."""
+    if form is None:
+        return
+    if fields.get("response_format") is not None:
+        raise invalid(f"{name} and response_format cannot be combined", name)
+    fields["response_format"] = form
 
 
 class StreamOptionsBody(Open):
@@ -324,7 +346,7 @@ class Extension(BaseModel):
 
 
 NUMBER_FIELDS: Any = {
-    one.keyword: (one.kind | None, _also(one.keyword, *one.aliases, **one.request)) for one in NUMBERS
+    one.keyword: (one.kind | None, also_named(one.keyword, *one.aliases, **one.request)) for one in NUMBERS
 }
 
 
@@ -340,15 +362,15 @@ class Generate(Sampled):
     timings_per_token: bool | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     # llama-server's -1 and -2: no limit
-    max_tokens: int | None = _also("max_tokens", "n_predict", "max_new_tokens", "num_predict", "max_length", ge=-2)
+    max_tokens: int | None = also_named("max_tokens", "n_predict", "max_new_tokens", "num_predict", "max_length", ge=-2)
     dry_sequence_breakers: list[str] | None = None
     samplers: str | list[str] | None = None
-    seed: int | None = _also("seed", "sampler_seed")
-    stop: str | list[str] | None = _also("stop", "stopping_strings", "stop_sequence")
+    seed: int | None = also_named("seed", "sampler_seed")
+    stop: str | list[str] | None = also_named("stop", "stopping_strings", "stop_sequence")
     stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKENS)
-    min_tokens: int | None = _also("min_tokens", "min_length", ge=0)
+    min_tokens: int | None = also_named("min_tokens", "min_length", ge=0)
     logit_bias: Any = None
-    ignore_eos: bool | None = _also("ignore_eos", "ban_eos_token")
+    ignore_eos: bool | None = also_named("ignore_eos", "ban_eos_token")
     id_slot: int | None = None
     cache_prompt: bool | None = None
     verbose: bool | None = None
@@ -388,11 +410,14 @@ class Generate(Sampled):
             raise ValueError("must be an object or a list")
         return [_bias(pair) for pair in pairs]
 
+    def held(self) -> LlamaGrammar | str | None:
+        """Return the grammar of the answer."""
+        shape = self.wanted()
+        return None if shape is None else grammar_of(shape)
+
     def sampling(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the arguments of Llama set by the request or the server."""
-        given = {name: getattr(self, name) for name in SAMPLING}
-        if (shape := self.wanted()) is not None:
-            given["grammar"] = grammar_of(*shape)
+        given = {name: getattr(self, name) for name in SAMPLING} | {"grammar": self.held()}
         bias = dict(defaults.get("logit_bias", {})) | host.biases(self.logit_bias or ())
         if self.ignore_eos:
             bias |= dict.fromkeys(host.model.end_tokens.tolist(), NEVER)
@@ -499,18 +524,9 @@ class Chunk(Open):
     filename: str = "tmp"
 
 
-class ChatBody(Generate):
-    """POST /v1/chat/completions."""
+class Conversing(Generate):
+    """Fields of conversations in all APIs."""
 
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    functions: list[dict[str, Any]] | None = None
-    function_call: str | dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -519,6 +535,39 @@ class ChatBody(Generate):
     enable_thinking: bool | None = None
     parse_special: bool | None = None
 
+
+class Dialect(Conversing):
+    """A conversation in another API than OpenAI's, whose answers are single and have no ``unused`` details."""
+
+    unused: ClassVar[tuple[str, ...]] = ("verbose", "stream_options")
+
+    def settle(self, unserved: Unserved) -> None:
+        """Record fields without effect; ApiError for several answers."""
+        super().settle(unserved)
+        if self.n not in (None, 1):
+            raise invalid(f"n={self.n} is not supported: an answer of this API is one message, send n requests", "n")
+        for name in self.unused:
+            if getattr(self, name):
+                unserved.note(name, f"{name} has no effect here: answers of this API have no field for it")
+
+    def shared(self) -> dict[str, Any]:
+        """Return the fields of all conversations that were given, in the form of a request."""
+        names = set(Conversing.model_fields) - set(self.unused)
+        return self.model_dump(include=names, exclude_unset=True, by_alias=True)
+
+
+class ChatBody(Conversing):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
     def effort_is_read(self, host: Host) -> bool:
         """Return True if the template supports the effort; ``none`` turns reasoning off for every template."""
         known = "reasoning_effort" in host.templates.template.info["source"]
@@ -526,25 +575,38 @@ class ChatBody(Generate):
 
     def template_arguments(self, defaults: Mapping[str, Any], host: Host) -> dict[str, Any]:
         """Return the arguments for the template."""
-        more = {**defaults.get("chat_template_kwargs", {}), **(self.chat_template_kwargs or {})}
+        own = self.chat_template_kwargs or {}
+        more = {**defaults.get("chat_template_kwargs", {}), **own}
         if self.reasoning_effort not in (None, NO_EFFORT) and self.effort_is_read(host):
             more["reasoning_effort"] = self.reasoning_effort
-        usual = defaults.get("enable_thinking", True) if self.enable_thinking is None else self.enable_thinking
-        thinking = bool(more.pop("enable_thinking", usual)) and self.reasoning_effort != NO_EFFORT
+        usual = more.pop("enable_thinking", defaults.get("enable_thinking", True))
+        asked = None if "enable_thinking" in own else self.enable_thinking
+        thinking = bool(usual if asked is None else asked) and self.reasoning_effort != NO_EFFORT
         special = defaults.get("parse_special", False) if self.parse_special is None else self.parse_special
         return {"enable_thinking": thinking, "chat_template_kwargs": more, "parse_special": special}
 
-    @model_validator(mode="after")
-    def _schema_as_format(self) -> "ChatBody":
-        """Treat a schema as ``response_format``, so that a model may reason before its answer."""
+    def settle(self, unserved: Unserved) -> None:
+        """Record what is not supported, and let a schema be ``response_format``, so that a model may reason first."""
+        super().settle(unserved)
+        self.messages = readable(self.messages, unserved)
+        for i, tool in enumerate(self.tools or ()):
+            if tool.get("type") == "custom" and custom_grammar(tool) is not None:
+                where = f"tools[{i}].custom.format"
+                unserved.note(where, f"{where}: the grammar is shown to the model, but not enforced")
         shape = self.wanted()
-        if shape is None or shape[0] != "schema":
-            return self
-        if self.response_format is not None:
-            raise ValueError("response_format cannot be combined with another schema")
-        self.response_format = {"type": "json_schema", "json_schema": {"schema": as_schema(shape[1])}}
+        if shape is None or shape.kind != "schema" or shape.field == "response_format":
+            return
+        try:
+            schema = as_schema(shape.value)
+        except ValueError as reason:
+            raise invalid(str(reason), shape.field.split(".")[0]) from None
+        self.response_format = {"type": "json_schema", "json_schema": {"schema": schema}}
         self.json_schema = self.guided_json = self.structured_outputs = None
-        return self
+
+    def held(self) -> LlamaGrammar | str | None:
+        """Return the grammar of the answer; a schema is enforced by the template instead."""
+        shape = self.wanted()
+        return None if shape is None or shape.kind == "schema" else grammar_of(shape)
 
     @model_validator(mode="after")
     def _one_end(self) -> "ChatBody":
@@ -577,7 +639,7 @@ class ChatBody(Generate):
 class EmbeddingsBody(Fields):
     """POST /v1/embeddings, and /embedding of llama-server (``content``)."""
 
-    input: Any = _also("input", "content")
+    input: Any = also_named("input", "content")
     encoding_format: str = "float"
     dimensions: int | None = None
     embd_normalize: int = 2

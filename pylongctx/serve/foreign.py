@@ -35,8 +35,21 @@ USUAL: dict[str, tuple[Any, ...]] = {
 }
 
 NOT_STORED = "the server stores nothing, send the whole conversation"
-# fields that would change the answer, and why they are refused
+ONLY_CHATS = "only conversations have it"
+ONLY_COMPLETION = "only /completion has it"
+BANNED = "forbid tokens with logit_bias, a list of [token or text, false]"
+# fields that would change the answer, and why they are refused where a body does not have them
 REFUSED = {
+    **dict.fromkeys(("tools", "tool_choice", "parallel_tool_calls"), ONLY_CHATS),
+    **dict.fromkeys(("functions", "function_call"), "only /v1/chat/completions has it, send tools"),
+    **dict.fromkeys(("reasoning_effort", "enable_thinking", "chat_template_kwargs", "parse_special"), ONLY_CHATS),
+    **dict.fromkeys(("add_generation_prompt", "continue_final_message", "messages"), ONLY_CHATS),
+    **dict.fromkeys(("banned_strings", "banned_tokens", "bad_words", "custom_token_bans"), BANNED),
+    **dict.fromkeys(("allowed_token_ids", "logits_processors"), "constrain answers with a grammar or a schema"),
+    **dict.fromkeys(("num_beams", "use_beam_search"), "answers are sampled, without beam search"),
+    "guidance_scale": "there is no classifier-free guidance",
+    "echo": "only /v1/completions has it",
+    "suffix": "only /v1/completions and /api/generate have it, and /infill as input_suffix",
     "background": "responses are generated while the client waits",
     "best_of": "request n answers and choose one",
     "conversation": NOT_STORED,
@@ -44,7 +57,7 @@ REFUSED = {
     "lora": "adapters are chosen when the server starts, with --lora",
     "mcp_servers": "clients call tools, not the server",
     "modalities": "answers are text",
-    "n_keep": "only /completion has it",
-    "post_sampling_probs": "only /completion has it",
+    "n_keep": ONLY_COMPLETION,
+    "post_sampling_probs": ONLY_COMPLETION,
     "previous_response_id": NOT_STORED,
 }

@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import re
 import time
+from collections.abc import Callable
 from traceback import clear_frames
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
@@ -16,10 +17,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pylongctx._log import LOG as NOTES
-from pylongctx.serve.bodies import MAX_NAMED, OLLAMA, Unserved, is_json
+from pylongctx.serve.bodies import MAX_NAMED, OLLAMA, is_json
 from pylongctx.serve.errors import ApiError, as_api_error, unavailable
 from pylongctx.serve.metrics import Answers
 from pylongctx.serve.service import Settings
+from pylongctx.serve.unserved import Unserved
 
 HEALTH = frozenset({"/health", "/v1/health"})
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -33,6 +35,7 @@ UNSERVED = b"x-unserved-fields"
 MAX_WARNED = 256  # maximum different fields in the log
 MIN_BYTES_PER_SECOND = 64 << 10  # minimum bytes per second of a body, after the first seconds
 LOG = logging.getLogger("uvicorn.error")
+Shown = Callable[[ASGIApp], ASGIApp]  # adds the headers with which pages of other sites can read a response
 
 
 class Access:
@@ -120,10 +123,11 @@ class Guarded(Protocol):
 
 
 class Gate:
-    """ASGI middleware around the application, which also turns its exceptions into responses."""
+    """ASGI middleware around the application, which also turns its exceptions into responses, ``shown`` to pages."""
 
-    def __init__(self, app: ASGIApp, service: Guarded, public: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Guarded, public: frozenset[str], shown: Shown) -> None:
         self._app = app
+        self._shown = shown
         self._service = service
         self._access = Access(service.settings, public)
         self._n_held = 0  # total bytes of request bodies
@@ -135,7 +139,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         status, began, held = 0, time.monotonic(), [0]
-        unserved = scope["unserved"] = Unserved(self._service.settings.unknown_fields)
+        settings = self._service.settings
+        unserved = scope["unserved"] = Unserved(settings.unknown_fields, settings.unknown_content == "note")
 
         async def counting(message: Message) -> None:
             nonlocal status
@@ -156,7 +161,10 @@ class Gate:
             if error.status == 500:
                 LOG.exception("%s %s", scope["method"], scope["path"])
             clear_frames(reason.__traceback__)  # frees the request, and memory of the library
-            await as_response(error, scope["path"])(scope, receive, counting)
+            answer: ASGIApp = as_response(error, scope["path"])
+            if scope["method"] != "OPTIONS":  # a preflight that was refused stays so
+                answer = self._shown(answer)
+            await answer(scope, receive, counting)
         finally:
             self._n_held -= held[0]
             route = getattr(scope.get("route"), "path", "other")

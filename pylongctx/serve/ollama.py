@@ -14,17 +14,31 @@ from pylongctx.completions.embeddings import RANK
 from pylongctx.parallel import NEEDED, Host
 from pylongctx.serve import native
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
-from pylongctx.serve.bodies import SAMPLING, ChatBody, Fields, NativeBody, Unserved, load, read, unserved_of
+from pylongctx.serve.bodies import (
+    ChatBody,
+    Conversing,
+    Dialect,
+    Fields,
+    NativeBody,
+    add_format,
+    load,
+    names_of,
+    note_unknown,
+    read,
+    unserved_of,
+)
 from pylongctx.serve.cards import FOREVER, card_of, stamp, thinks
+from pylongctx.serve.content import parts_of, unread
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.handler import Chunks, Handler, JsonLines, Object
 from pylongctx.serve.native import NativeHandler, infill_prompt
 from pylongctx.serve.openai import ChatHandler, template_completer
 from pylongctx.serve.service import Service
 from pylongctx.serve.texts import MAX_TEXTS
+from pylongctx.serve.unserved import Unserved
 
 # request options that are fields of other APIs
-SAMPLING_OPTIONS = frozenset({*SAMPLING, "mirostat", "repeat_last_n"} - {"grammar", "mirostat_mode"})
+SHARED_OPTIONS = frozenset(name for names in names_of(Conversing).values() for name in names)
 # options about loading a model, and the equivalent command line options
 LOADING_OPTIONS = {
     "num_batch": "-b",
@@ -34,7 +48,7 @@ LOADING_OPTIONS = {
     "use_mmap": "--load-mode",
     "use_mlock": "--load-mode",
 }
-ANY_OBJECT = {"type": "object"}  # meaning of format "json"
+NUM_CTX = "num_ctx"
 KEPT = "keep_alive has no effect: the model stays loaded until the server ends or replaces it"
 CUT = "is not supported: a prompt that does not fit is refused, --overflow evict_middle evicts old turns"
 NAMES = {"thinking": "thinking", "text": "content"}  # of blocks
@@ -56,10 +70,10 @@ CHANGING = (
 )
 
 
-class OllamaBody(Fields):
+class OllamaBody(Dialect):
     """Common fields of /api/chat and /api/generate."""
 
-    stream: bool | None = None
+    unused = (*Dialect.unused, "timings_per_token")
     options: dict[str, Any] | None = None
     format: Any = None
     think: bool | str | None = None
@@ -71,58 +85,62 @@ class OllamaBody(Fields):
 
     def note(self, unserved: Unserved, host: Host) -> None:
         """Record fields without effect."""
-        for name, reason in _without_effect(self.options or {}, host.n_ctx):
-            unserved.note(f"options.{name}", reason)
+        for name, value in (self.options or {}).items():
+            if reason := _why_without_effect(name, value, host.n_ctx):
+                unserved.note(f"options.{name}", reason)
+            elif name not in (*SHARED_OPTIONS, *LOADING_OPTIONS, NUM_CTX):
+                note_unknown(name, value, unserved, "options.")
         if self.keep_alive is not None:
             unserved.note("keep_alive", KEPT)
         for name in ("truncate", "shift"):
             if getattr(self, name) and not host.session.evicts:
                 unserved.note(name, f"{name}=true {CUT}")
 
-    def shared(self) -> Object:
-        """Return the fields that all APIs share."""
-        given = self.options or {}
-        found = {name: value for name, value in given.items() if name in SAMPLING_OPTIONS}
-        wanted = given.get("num_predict")
+    def common(self, unserved: Unserved) -> Object:
+        """Return the fields that all APIs share; those of ``options`` come first."""
+        options = {name: value for name, value in (self.options or {}).items() if name in SHARED_OPTIONS}
+        wanted = options.get("num_predict")
         if isinstance(wanted, int) and wanted <= 0:  # no limit
-            wanted = None
-        return found | {"max_tokens": wanted, "stream": self.stream is not False}
+            del options["num_predict"]
+        own = load(Dialect, options, unserved).shared()
+        found = self.shared()
+        for name in own.keys() & found.keys():
+            if own[name] != found[name]:
+                unserved.note(name, f"{name} has no effect together with options.{name}")
+        fields = found | own | {"stream": self.stream is not False}
+        add_format(fields, "format", self._format())
+        return fields
 
-    @property
-    def schema_wanted(self) -> Object | None:
-        """The schema of the answer."""
+    def _format(self) -> Object | None:
+        """Return ``format`` in OpenAI's form."""
         if self.format in (None, ""):
             return None
         if self.format == "json":
-            return ANY_OBJECT
+            return {"type": "json_object"}
         if not isinstance(self.format, dict):
             raise invalid(f"format must be 'json' or a schema, not {json.dumps(self.format)[:60]}", "format")
-        return self.format
+        return {"type": "json_schema", "json_schema": {"name": "format", "schema": self.format}}
 
     def chat(
         self, messages: list[Object], host: Host, unserved: Unserved, tools: list[Object] | None = None
     ) -> ChatBody:
         """Return the request for OpenAI's route of chats."""
-        fields = self.shared() | {"messages": messages, "tools": tools or None, **_thinking(self.think, host)}
-        if (schema := self.schema_wanted) is not None:
-            fields["response_format"] = {"type": "json_schema", "json_schema": {"name": "format", "schema": schema}}
+        fields = self.common(unserved) | {"messages": messages, "tools": tools or None, **_thinking(self.think, host)}
         if self.logprobs:
             fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         return load(ChatBody, fields, unserved)
 
 
-def _without_effect(options: Mapping[str, Any], n_ctx: int) -> Iterator[tuple[str, str]]:
-    for name, value in options.items():
-        if value is None or name in SAMPLING_OPTIONS or name == "num_predict":
-            continue
-        if name == "num_ctx":
-            if isinstance(value, int) and value > n_ctx:
-                more = f"more than the {n_ctx} tokens of this server's context: start it with -c {value}"
-                yield name, f"options.num_ctx={value} is {more}"
-        elif name in LOADING_OPTIONS:
-            yield name, f"options.{name} has no effect: it is set when the server starts, with {LOADING_OPTIONS[name]}"
-        else:
-            yield name[:60], f"options.{name[:60]} has no effect here"
+def _why_without_effect(name: str, value: Any, n_ctx: int) -> str:
+    """Return why an option about loading a model has no effect; empty if it is another one, or asks for nothing."""
+    if value is None:
+        return ""
+    if name == NUM_CTX and isinstance(value, int) and value > n_ctx:
+        more = f"more than the {n_ctx} tokens of this server's context: start it with -c {value}"
+        return f"options.num_ctx={value} is {more}"
+    if name in LOADING_OPTIONS:
+        return f"options.{name} has no effect: it is set when the server starts, with {LOADING_OPTIONS[name]}"
+    return ""
 
 
 def can_think(host: Host) -> bool:
@@ -138,7 +156,7 @@ def _thinking(wanted: bool | str | None, host: Host) -> Object:
         raise invalid(f"think={wanted!r} is not supported: the model's chat template has no reasoning", "think")
     if isinstance(wanted, str) and "reasoning_effort" in host.templates.template.info["source"]:
         return {"reasoning_effort": wanted}
-    return {"chat_template_kwargs": {"enable_thinking": bool(wanted)}}
+    return {"enable_thinking": bool(wanted)}
 
 
 class OllamaChatBody(OllamaBody):
@@ -155,9 +173,10 @@ class OllamaChatBody(OllamaBody):
 
 def _message(i: int, message: Mapping[str, Any], ids: dict[str, str]) -> Object:
     """Return a message; ``ids`` has the last call of each function."""
-    if message.get("images"):
-        raise invalid(f"messages[{i}]: images are not supported, only text", "messages")
-    found = {"role": str(message.get("role", "")).lower(), "content": message.get("content") or ""}
+    found: Object = {"role": str(message.get("role", "")).lower(), "content": message.get("content") or ""}
+    if n := len(message.get("images") or ()):
+        pictures = [unread("image", f"messages[{i}].images[{j}]") for j in range(n)]
+        found["content"] = [*parts_of(found["content"]), *pictures]
     if message.get("thinking"):
         found["reasoning_content"] = message["thinking"]
     if calls := message.get("tool_calls"):
@@ -192,7 +211,7 @@ class OllamaGenerateBody(OllamaBody):
     raw: bool | None = None
     images: list[Any] | None = None
 
-    def check(self) -> None:
+    def check(self, unserved: Unserved) -> None:
         """Raise ApiError for fields that would change the answer."""
         if self.images:
             raise invalid("images are not supported, only text", "images")
@@ -203,6 +222,8 @@ class OllamaGenerateBody(OllamaBody):
         if self.raw and (self.system or self.context):
             name = "system" if self.system else "context"
             raise invalid(f"raw=true uses the prompt unchanged, without {name}", name)
+        if self.think is not None and (self.raw or self.suffix):
+            unserved.note("think", f"think={self.think!r} has no effect on a prompt without a template")
 
     def openai_messages(self) -> list[Object]:
         """Return the equivalent conversation: the system prompt and a question."""
@@ -211,7 +232,7 @@ class OllamaGenerateBody(OllamaBody):
 
     def native(self, unserved: Unserved) -> NativeBody:
         """Return the request for llama-server's route, without its prompt."""
-        fields = self.shared() | {"json_schema": self.schema_wanted}
+        fields = self.common(unserved)
         probabilities = {"n_probs": max(1, self.top_logprobs or 0)} if self.logprobs else {}
         return load(NativeBody, fields | probabilities, unserved)
 
@@ -258,8 +279,8 @@ class OllamaHandler(Handler[Any]):
         """Yield the objects; an empty piece keeps the connection alive."""
         pieces, pending, reason, text = Pieces(), list[Any](), "", ""
         async for _, chunk in chunks:
-            if chunk is None:
-                yield self._part({}, [])
+            if chunk is None or "prompt_progress" in chunk:
+                yield self._part({}, []) | (chunk or {})
                 continue
             delta, logprobs, end = _parts_of(chunk)
             reason, pending = end or reason, pending + list(logprobs)
@@ -413,7 +434,7 @@ def routes(service: Service) -> APIRouter:
     @api.post("/generate", summary="Answer a prompt, continue it (raw), or fill in (suffix)")
     async def generate(request: Request) -> Response:
         body = await _read(service, request, OllamaGenerateBody)
-        body.check()
+        body.check(unserved_of(request))
         if not (body.prompt or body.suffix):
             return _loaded(alias, generate_piece({}))
         if body.raw or body.suffix or body.context:

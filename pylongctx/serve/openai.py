@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fastapi import APIRouter, Request, Response
 
@@ -83,7 +83,7 @@ class OpenAIHandler(Handler[Body]):
             "model": self.service.settings.alias,
             "system_fingerprint": self.service.fingerprint,
         }
-        usages: dict[int, dict[str, int]] = {}
+        usages: dict[int, Object] = {}
         async for index, chunk in chunks:
             if chunk is None:
                 yield None
@@ -121,20 +121,24 @@ class OpenAIHandler(Handler[Body]):
         counts = {"tokens_evaluated": len(job.tokens), "tokens_predicted": job.n_generated, "id_slot": job.ran_on}
         return {"__verbose": {"prompt": prompt, **counts, "timings": job.timings()}}
 
-    def _usage(self, usages: Mapping[int, Mapping[str, int]]) -> Object:
+    def _usage(self, usages: Mapping[int, Mapping[str, Any]]) -> Object:
         """Return the sum; the prompt of several choices counts once."""
         readers = [i for i in usages if i % (self.body.n or 1) == 0] or list(usages)
         n_prompt = sum(usages[i]["prompt_tokens"] for i in readers)
         n_answer = sum(usage["completion_tokens"] for usage in usages.values())
         jobs = [job for i in readers if (job := self.sources[i].current)]
-        dropped = Counter[str]()
+        dropped, thought = Counter[str](), Counter[str]()
         for job in jobs:
             dropped.update(job.dropped())
+        for usage in usages.values():
+            thought.update(usage.get("completion_tokens_details", {}))
+        details = {"completion_tokens_details": dict(thought)} if thought else {}
         return {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_answer,
             "total_tokens": n_prompt + n_answer,
             "prompt_tokens_details": {"cached_tokens": sum(job.n_cached for job in jobs), **dropped},
+            **details,
         }
 
 

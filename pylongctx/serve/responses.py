@@ -10,38 +10,30 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of, text_of
-from pylongctx.serve.bodies import MAX_ENTRIES, ChatBody, Extension, Fields, Open, Unserved, load, read, unserved_of
+from pylongctx.chat.tools import custom_function, custom_grammar, custom_input
+from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
+from pylongctx.serve.bodies import (
+    MAX_ENTRIES,
+    ChatBody,
+    Dialect,
+    Open,
+    add_format,
+    also_named,
+    load,
+    read,
+    unserved_of,
+)
+from pylongctx.serve.content import joined, parts_of, text_of
 from pylongctx.serve.errors import invalid
 from pylongctx.serve.handler import Chunks, NamedEvents, Object
 from pylongctx.serve.openai import ChatHandler, count_tokens
 from pylongctx.serve.service import Service
+from pylongctx.serve.unserved import Unserved
 
 TEXTS = ("input_text", "output_text", "text")
 CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 STORED = ("item_reference",)  # references data stored on another server
-# a custom tool becomes a function with one string argument
-ONE_TEXT = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
 NAMES = {"thinking": "rs", "text": "msg", "call": "fc", "custom": "ctc"}
-# fields that a chat has by the same name
-SAME = (
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "parallel_tool_calls",
-    "return_progress",
-    "timings_per_token",
-    "longctx",
-    "chat_template_kwargs",
-)
 EVENTS = {"thinking": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
 
 
@@ -57,7 +49,7 @@ class RequestTools:
         """Add a tool; tools that a server would run are not supported."""
         kind = tool.get("type") if isinstance(tool, Mapping) else None
         if kind == "function":
-            self._add_function({name: value for name, value in tool.items() if name not in ("type", "strict")})
+            self._add_function({name: value for name, value in tool.items() if name != "type"})
         elif kind == "custom":
             self._add_custom(where, tool, unserved)
         elif kind == "namespace" and isinstance(tool.get("tools"), list):
@@ -73,23 +65,10 @@ class RequestTools:
         self.functions.append({"type": "function", "function": function})
 
     def _add_custom(self, where: str, tool: Mapping[str, Any], unserved: Unserved) -> None:
-        wanted, description = tool.get("format") or {}, str(tool.get("description") or "")
-        if wanted.get("type") == "grammar":
+        if custom_grammar(tool) is not None:
             unserved.note(f"{where}.format", f"{where}.format: the grammar is shown to the model, but not enforced")
-            definition = f"The input follows this {wanted.get('syntax')} grammar:\n{wanted.get('definition')}"
-            description = f"{description}\n{definition}".strip()
         self.custom.add(str(tool.get("name")))
-        self._add_function({"name": tool.get("name"), "description": description, "parameters": ONE_TEXT})
-
-    def choose(self, choice: Any) -> Any:
-        """Return the tool choice of a chat, after removing tools that are not allowed."""
-        if not isinstance(choice, Mapping):
-            return choice
-        if choice.get("type") != "allowed_tools":
-            return {"type": "function", "function": {"name": choice.get("name")}}
-        allowed = {one.get("name") for one in choice.get("tools") or ()}
-        self.functions = [one for one in self.functions if one["function"].get("name") in allowed]
-        return choice.get("mode") or "auto"
+        self.functions.append(custom_function({"name": None, **tool}))
 
 
 def chat_messages(instructions: str | None, items: Any, unserved: Unserved) -> Iterator[Object]:
@@ -147,8 +126,9 @@ def _call(kind: str, item: Mapping[str, Any]) -> Object:
 
 
 def _thought(where: str, item: Mapping[str, Any], unserved: Unserved) -> Object | None:
-    thought = text_of(item.get("content"), ("reasoning_text",), where)
-    thought = thought or text_of(item.get("summary"), ("summary_text",), where)
+    said = text_of(item.get("content"), ("reasoning_text",), where)
+    said = said or text_of(item.get("summary"), ("summary_text",), where)
+    thought = "".join(part.get("text", "") for part in parts_of(said))
     if thought:
         return {"role": "assistant", "content": "", "reasoning_content": thought}
     if item.get("encrypted_content"):
@@ -159,12 +139,13 @@ def _thought(where: str, item: Mapping[str, Any], unserved: Unserved) -> Object 
 
 def _joined(parts: list[Object]) -> Object:
     """Return one message of the assistant from its reasoning, text and calls."""
-    joined: Object = {"role": "assistant", "content": "".join(part["content"] for part in parts)}
+    content = joined(one for part in parts for one in parts_of(part["content"]))
+    whole: Object = {"role": "assistant", "content": content}
     if thoughts := [part["reasoning_content"] for part in parts if "reasoning_content" in part]:
-        joined["reasoning_content"] = "".join(thoughts)
+        whole["reasoning_content"] = "".join(thoughts)
     if calls := [call for part in parts for call in part.get("tool_calls", ())]:
-        joined["tool_calls"] = calls
-    return joined
+        whole["tool_calls"] = calls
+    return whole
 
 
 class TextConfig(Open):
@@ -182,27 +163,16 @@ class Reasoning(Open):
     generate_summary: str | None = None
 
 
-class ResponsesBody(Fields):
+class ResponsesBody(Dialect):
     """POST /v1/responses."""
 
     input: Any
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    max_tokens: int | None = also_named("max_output_tokens", "max_tokens", "n_predict", "max_new_tokens", ge=-2)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     text: TextConfig = TextConfig()
     reasoning: Reasoning = Reasoning()
-    return_progress: bool | None = None
-    timings_per_token: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    longctx: Extension = Extension()
 
     @cached_property
     def functions(self) -> RequestTools:
@@ -211,14 +181,14 @@ class ResponsesBody(Fields):
 
     def chat(self, unserved: Unserved) -> ChatBody:
         """Return the equivalent request for the route of chats."""
-        fields = {name: getattr(self, name) for name in SAME if getattr(self, name) is not None}
-        fields["longctx"] = self.longctx.model_dump()
+        fields = self.shared()
         fields["messages"] = list(chat_messages(self.instructions, self.input, unserved))
-        fields |= {"max_tokens": self.max_output_tokens, "response_format": self._format()}
-        fields["reasoning_effort"] = self.reasoning.effort
+        add_format(fields, "text.format", self._format())
+        if self.reasoning.effort is not None:
+            fields["reasoning_effort"] = self.reasoning.effort
         for i, tool in enumerate(self.tools or ()):
             self.functions.add(f"tools[{i}]", tool, unserved)
-        fields["tool_choice"] = self.functions.choose(self.tool_choice)
+        fields["tool_choice"] = self.tool_choice
         fields["tools"] = self.functions.functions or None
         if self.text.verbosity not in (None, "medium"):
             reason = f"text.verbosity={self.text.verbosity!r} is not supported: the prompt does not contain it"
@@ -227,7 +197,9 @@ class ResponsesBody(Fields):
 
     def _format(self) -> Any:
         wanted = self.text.format
-        if wanted is None or wanted.get("type") != "json_schema":
+        if wanted is None or wanted.get("type") == "text":
+            return None
+        if wanted.get("type") != "json_schema":
             return wanted
         return {"type": "json_schema", "json_schema": {k: v for k, v in wanted.items() if k != "type"}}
 
@@ -267,7 +239,7 @@ class ResponsesHandler(ChatHandler):
         """Return a response."""
         (choice,) = found[0]["choices"]
         names = OutputBlocks(self._asked.functions)
-        output = [names.item(block) for block in blocks_of(choice["message"])]
+        output = [names.item(block) for block in blocks_of(choice["message"], choice["finish_reason"] == "length")]
         whole = self._response(output, choice["finish_reason"], found[0]["usage"])
         return whole | {"timings": self.timings(0)}
 
@@ -295,7 +267,7 @@ class ResponsesHandler(ChatHandler):
                 timed = event["type"] == "response.output_text.delta" and self._asked.timings_per_token
                 yield event | {"timings": self.timings(0)} if timed else event
             reason, usage = choice["finish_reason"] or reason, chunk.get("usage", usage)
-        for event in blocks.finish():
+        for event in blocks.finish(cut=reason == "length"):
             yield event
         response = self._response([blocks.item(block) for block in blocks.blocks], reason, usage)
         yield {"type": f"response.{response['status']}", "response": response, "timings": self.timings(0)}
@@ -311,7 +283,7 @@ class ResponsesHandler(ChatHandler):
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "error": None,
             "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
+            "max_output_tokens": asked.max_tokens,
             "model": self.service.settings.alias,
             "output": output,
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
@@ -330,7 +302,7 @@ class ResponsesHandler(ChatHandler):
                 if job
                 else {"cached_tokens": 0},
                 "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": 0} | usage.get("completion_tokens_details", {}),
                 "total_tokens": usage["total_tokens"],
             },
         }
@@ -348,9 +320,9 @@ class OutputBlocks(Blocks):
         """Return a block as an item of the output."""
         kind = "custom" if self._is_custom(block) else block.kind
         name = self._names.setdefault(block.index, f"{NAMES[kind]}_{uuid.uuid4().hex}")
-        status = "completed" if done else "in_progress"
+        status = "incomplete" if block.cut else "completed" if done else "in_progress"
         if kind == "custom":
-            call = {"call_id": block.id, "name": block.name, "input": _input(block) if done else ""}
+            call = {"call_id": block.id, "name": block.name, "input": custom_input(block.text) if done else ""}
             return {"type": "custom_tool_call", "id": name, "status": status, **call}
         if kind == "call":
             space = self._tools.namespaces.get(block.name)
@@ -378,14 +350,18 @@ class OutputBlocks(Blocks):
 
     def _closed(self, block: Block) -> Iterator[Event]:
         if self._is_custom(block):
-            yield self._event("custom_tool_call_input.delta", block) | {"delta": _input(block)}
-            yield self._event("custom_tool_call_input.done", block) | {"input": _input(block)}
-        else:
-            said = {"arguments": block.text} if block.kind == "call" else {"text": block.text}
-            yield self._event(f"{EVENTS[block.kind]}.done", block) | said
+            yield self._event("custom_tool_call_input.delta", block) | {"delta": custom_input(block.text)}
+        if not (block.kind == "call" and block.cut):  # clients run a call whose arguments are done
+            yield self._done(block)
         if block.kind != "call":
             yield self._event("content_part.done", block) | {"part": self._part(block)}
         yield {"type": "response.output_item.done", "output_index": block.index, "item": self.item(block)}
+
+    def _done(self, block: Block) -> Event:
+        if self._is_custom(block):
+            return self._event("custom_tool_call_input.done", block) | {"input": custom_input(block.text)}
+        said = {"arguments": block.text} if block.kind == "call" else {"text": block.text}
+        return self._event(f"{EVENTS[block.kind]}.done", block) | said
 
     def _event(self, kind: str, block: Block) -> Event:
         place = {} if block.kind == "call" else {"content_index": 0}
@@ -397,9 +373,3 @@ class OutputBlocks(Blocks):
         if block.kind == "thinking":
             return {"type": "reasoning_text", "text": block.text}
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
-
-
-def _input(block: Block) -> str:
-    """Return the input text of a custom tool; incomplete if the answer was cut off."""
-    arguments = block.arguments
-    return str(arguments.get("input", block.text)) if isinstance(arguments, dict) else block.text

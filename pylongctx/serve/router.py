@@ -33,6 +33,7 @@ HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade expect".split()
 )
 OWN = HOP | {b"date", b"server"}
+ASKED = HOP | {b"content-length"}  # of requests, whose bodies are sent as a whole
 ENDS = {"/api/chat": ("messages", chat_piece), "/api/generate": ("prompt", generate_piece)}
 AT_ONCE = frozenset({"0", "0.0", "0s", "0m", "0h"})  # values of Ollama's keep_alive that unload a model
 
@@ -266,7 +267,7 @@ class Forwarded(Response):
 
     async def _pass(self, scope: Scope, send: Send) -> None:
         async with self._children.using(self._source) as child:
-            headers = [(name, value) for name, value in scope["headers"] if name not in HOP]
+            headers = [(name, value) for name, value in scope["headers"] if name not in ASKED]
             path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
             url = httpx.URL("http://localhost").copy_with(raw_path=path)
             request = httpx.Request(scope["method"], url, headers=headers, content=self._sent)

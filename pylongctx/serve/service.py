@@ -49,6 +49,7 @@ class Settings:
     slots: bool = True
     slot_folder: Path | None = None
     unknown_fields: str = "warn"
+    unknown_content: str = "note"
     sampling: dict[str, Any] = field(default_factory=dict)  # defaults of requests, by the names of Llama
     template: dict[str, Any] = field(default_factory=dict)  # defaults: enable_thinking, chat_template_kwargs
     spm_infill: bool = False

@@ -205,6 +205,7 @@ def test_words_in_place_of_marks_are_not_in_the_messages():
         (THINKING, {"content": "Well,", "reasoning_content": "Hm."}, "assistant\n<think>\nHm.\n</think>\n\nWell,"),
         (THINKING, {"content": "", "reasoning_content": "Hm."}, "assistant\n<think>\nHm."),
         (TOOLS, {"content": "Well,"}, "assistant\nWell,"),
+        (TOOLS, {"content": "<think>\nHm."}, "assistant\n<think>\nHm."),
     ],
 )
 def test_what_was_begun_follows_its_thoughts(template, begun, end):
@@ -217,6 +218,28 @@ def test_what_was_begun_follows_its_thoughts(template, begun, end):
         kind = "content" if begun["content"] else "reasoning_content"
         plain = server.http.post("/completion", json={"prompt": prompt, "n_predict": 3, "temperature": 0}).json()
         assert message[kind].strip() == plain["content"].strip()
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        "<think>\n",
+        "<think>\nHm.",
+        "<think>\nHm.\n</think>\n\n",
+        "<think>\nHm.\n</think>\n\nWell,",
+        "<think>\n\n</think>\n\nWell,",
+    ],
+)
+@pytest.mark.parametrize("template", [OPENS, THINKING])
+def test_thoughts_that_were_begun_are_the_only_ones(template, begun):
+    messages = [*USER, say("assistant", begun)]
+    with running(1, chat_format=template) as server:
+        prompt = server.http.post("/apply-template", json={"messages": messages}).json()["prompt"]
+        assert prompt.endswith(f"<|im_end|>\n<|im_start|>assistant\n{begun}")
+        body = {"messages": messages, "max_tokens": 3, "temperature": 0}
+        message = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        if template is THINKING:  # llama.cpp sees no reasoning where only the generation prompt has its mark
+            assert bool(message["content"]) == ("</think>" in begun)
 
 
 def test_a_begun_answer_is_held_to_a_schema(embedded_model):

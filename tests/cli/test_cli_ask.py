@@ -9,6 +9,7 @@ import pytest
 from terminal import run
 
 from pylongctx.chat.loops import is_loop, repeats
+from pylongctx.cli import make_parser, parse
 from pylongctx.cli.ask import changed_last
 from pylongctx.models import embedded_model
 from pylongctx.readers.files import FileText
@@ -194,3 +195,26 @@ def test_a_prompt_a_file_and_a_pipe_are_one_message(book):
     n = [int(re.search(r"prompt (\d+) tokens", done.stderr)[1]) for done in (plain, file, piped)]
     assert n[0] < 100 and min(n[1:]) > 1000
     assert [len(done.stdout.split()) for done in (plain, file, piped)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a.txt b.txt Who? -c 4096 -m x",
+        "-c 4096 a.txt b.txt -m x Who?",
+        "a.txt -c 4096 -m x b.txt Who?",
+        "a.txt -c 4096 b.txt -m x Who?",
+        "a.txt -m x b.txt Who? -c 4096",
+        "-m x -c 4096 a.txt b.txt Who?",
+    ],
+)
+def test_options_may_stand_anywhere(line):
+    args = parse(make_parser("ask"), ["ask", *line.split()])
+    assert (args.words, args.ctx_size, args.model) == (["a.txt", "b.txt", "Who?"], 4096, "x")
+
+
+@pytest.mark.parametrize("words", [["a.txt", "-c", "1", "Who?", "--nothing"], ["a.txt", "--nothing", "Who?"]])
+def test_unknown_options_are_no_words(words, capsys):
+    with pytest.raises(SystemExit):
+        parse(make_parser("ask"), ["ask", *words])
+    assert "there is no option --nothing" in capsys.readouterr().err

@@ -93,6 +93,9 @@ REFUSED = [
     ("llama", "tokenizer.ggml.model", TEXT, b"rwkv", "tokens begin with the byte b'<', which is not a token"),
     ("llama", "llama.rope.freq_base", F32, float("nan"), "rope.freq_base must be from 1.01 to 1e+18, not nan"),
     ("llama", "llama.rope.freq_base", F32, -1.0, "rope.freq_base must be from 1.01 to 1e+18, not -1"),
+    ("llama", "prism.hadamard.block_size", U32, 1024, "its keys prism.hadamard.* say that its weights"),
+    ("llama", "some.QuaRot.version", U32, 1, "its keys some.QuaRot.* say"),
+    ("llama", "llama.attention.rotation", U32, 1, "its keys llama.attention.* say"),
     ("llama", "llama.rope.scaling.factor", F32, float("inf"), "rope.scaling.factor must be from 0 to 1e+09, not inf"),
 ]
 
@@ -104,6 +107,11 @@ def test_what_llama_cpp_asserts_is_refused(tmp_path, arch, key, kind, value, rea
     path = changed(tiny_gguf.make_model(tmp_path / "base.gguf", arch=arch), tmp_path, key, kind, value)
     with pytest.raises(InvalidInput, match=re.escape(reason)):
         new(path)
+
+
+@pytest.mark.parametrize("key", ["general.rotation.note", "quantize.imatrix.file", "mycompany.build", "llama.own"])
+def test_facts_of_converters_are_harmless(tmp_path, key):
+    new(changed(tiny_gguf.make_model(tmp_path / "base.gguf"), tmp_path, key, TEXT, b"x")).close()
 
 
 @pytest.mark.parametrize("method", ["auto", None, "window"])

@@ -195,8 +195,14 @@ class Scripted:
         assert temp == 0
         return itertools.chain(self._script, itertools.repeat(self._script[-1]))
 
-    def piece(self, token):
+    def piece(self, token, special=False):
         return self.words.detokenize([token]).encode()
+
+    def tokenize(self, text, add_special, parse_special):
+        return self.words.tokenize(text.decode())
+
+    def detokenize(self, tokens, special):
+        return self.words.detokenize(tokens).encode()
 
     def kv_usage(self):
         return self

@@ -222,7 +222,7 @@ def test_a_prompt_that_is_too_long_is_refused_as_llama_server_does(client):
         ({"logprobs": True, "top_logprobs": 101}, "top_logprobs", "100"),
         ({"extra_body": {"top_k": 2**40}}, None, "1099511627776"),
         ({"messages": []}, None, "at least one message"),
-        ({"response_format": {"type": "xml"}}, None, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format", "response_format"),
         ({"tools": [TOOL], "extra_body": {"grammar": 'root ::= "a"'}}, None, "grammar"),
         ({"extra_body": {"longctx": {"trace": True}}}, None, "does not read chunks"),
         ({"stream": True, "tool_choice": "required"}, None, "needs tools"),

@@ -118,6 +118,33 @@ def test_pages_of_this_machine_may_ask_when_they_are_let(origin, status):
     assert response.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/chat/completions", {"Authorization": "Bearer wrong"}, 401),
+        ("/v1/chat/completions", {"Content-Type": "text/plain", "Authorization": f"Bearer {KEYS[0]}"}, 415),
+        ("/v1/chat/completions", {"Authorization": f"Bearer {KEYS[0]}"}, 400),
+        ("/nowhere", {"Authorization": f"Bearer {KEYS[0]}"}, 404),
+    ],
+)
+@pytest.mark.parametrize("origin", ["https://page.example", "https://other.example"])
+def test_a_page_can_read_why_it_is_refused(origin, path, headers, status):
+    settings = {"cors_origins": ("https://page.example",), "api_keys": KEYS}
+    given = {"Content-Type": "application/json", "Origin": origin} | headers
+    with running(n_seq=1, settings=settings) as server:
+        response = server.http.post(path, content=b"{}", headers=given)
+    known = origin == "https://page.example"
+    assert response.status_code == (status if known else 403)
+    assert response.headers.get("access-control-allow-origin") == (origin if known else None)
+    assert not known or "X-Unserved-Fields" in response.headers["access-control-expose-headers"]
+
+
+def test_a_page_that_forgets_the_prefix_can_read_it():
+    with running(n_seq=1, settings={"cors_origins": ("*",), "prefix": "/llm"}) as server:
+        response = server.http.get("/v1/models", headers={"Origin": "https://page.example"})
+    assert (response.status_code, response.headers["access-control-allow-origin"]) == (404, "*")
+
+
 # ---- users ----
 
 

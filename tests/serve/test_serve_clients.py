@@ -46,8 +46,9 @@ def test_the_table_of_clients_has_each_of_them():
 
 def test_a_history_of_other_tools_becomes_a_chat():
     from pylongctx.serve.anthropic import MessagesBody
-    from pylongctx.serve.bodies import Unserved, load
+    from pylongctx.serve.bodies import load
     from pylongctx.serve.responses import ResponsesBody
+    from pylongctx.serve.unserved import Unserved
 
     claude = load(MessagesBody, CLIENTS["claude-code"][1], Unserved("warn")).chat(Unserved("warn"))
     assert [one["role"] for one in claude.messages] == ["system", "user", "assistant", "tool", "assistant", "tool"]

@@ -129,7 +129,8 @@ def test_a_tool_is_used(server, ask, monkeypatch, streamed):
 
 def test_results_of_tools_are_messages_of_their_own():
     from pylongctx.serve.anthropic import MessagesBody
-    from pylongctx.serve.bodies import Unserved, load
+    from pylongctx.serve.bodies import load
+    from pylongctx.serve.unserved import Unserved
 
     found = load(MessagesBody, {"messages": CALLED, "max_tokens": 1}, Unserved("warn")).chat(Unserved("warn")).messages
     assert [message["role"] for message in found] == ["user", "assistant", "tool", "user"]
@@ -154,7 +155,8 @@ def test_a_conversation_with_tools_is_answered(ask):
 )
 def test_choices_of_tools(choice, expected):
     from pylongctx.serve.anthropic import MessagesBody
-    from pylongctx.serve.bodies import Unserved, load
+    from pylongctx.serve.bodies import load
+    from pylongctx.serve.unserved import Unserved
 
     fields = {"messages": ASKED, "tool_choice": choice | {"disable_parallel_tool_use": True}}
     chat = load(MessagesBody, fields, Unserved("warn")).chat(Unserved("warn"))
@@ -272,8 +274,9 @@ def test_a_function_is_called(server, monkeypatch, streamed):
 
 
 def test_items_of_an_answer_become_one_message():
-    from pylongctx.serve.bodies import Unserved, load
+    from pylongctx.serve.bodies import load
     from pylongctx.serve.responses import ResponsesBody
+    from pylongctx.serve.unserved import Unserved
 
     items = [
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
@@ -320,3 +323,178 @@ def test_the_answers_of_llama_are_the_same(server, ask):
     with new(server.host.model_path) as llm:
         expected = llm.create_chat_completion(ASKED, max_tokens=12, temperature=0)["choices"][0]["message"]["content"]
     assert messages(ask, temperature=0)["content"][0]["text"] == expected
+
+
+BROKEN = '{"chapter": 7'
+HISTORIES = {
+    "/v1/chat/completions": {
+        "messages": [
+            *ASKED,
+            {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "look_up", "arguments": BROKEN}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "?"},
+        ]
+    },
+    "/v1/messages": {
+        "max_tokens": 4,
+        "messages": [
+            *ASKED,
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look_up", "input": BROKEN}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "?"}]},
+        ],
+    },
+    "/v1/responses": {
+        "input": [
+            *ASKED,
+            {"type": "function_call", "call_id": "c", "name": "look_up", "arguments": BROKEN, "status": "incomplete"},
+            {"type": "function_call_output", "call_id": "c", "output": "?"},
+        ]
+    },
+    "/api/chat": {
+        "messages": [
+            *ASKED,
+            {"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": BROKEN}}]},
+            {"role": "tool", "tool_name": "look_up", "content": "?"},
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("path", HISTORIES)
+def test_a_conversation_goes_on_after_a_broken_call(path):
+    from chat_templates import TAGGED
+
+    limit = {"options": {"num_predict": 2}, "stream": False} if "api" in path else {"max_tokens": 2}
+    with running(n_seq=1, n_ctx=1024, chat_format=TAGGED) as server:
+        response = server.http.post(path, json=HISTORIES[path] | limit)
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "any",
+        {"type": "function", "name": "look_up"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look_up"}]},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_choice_has_many_forms(ask, path, choice):
+    flat = {"type": "function", "name": "look_up", "parameters": SCHEMA}
+    body = {"messages": ASKED} if "chat" in path else {"input": "Look"}
+    found = ask(path, **body, tools=[flat], tool_choice=choice, max_tokens=99, parallel_tool_calls=False)
+    if "chat" in path:
+        assert found["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look_up"
+    else:
+        assert found["output"][-1]["name"] == "look_up"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_custom_tool_in_a_chat(server, monkeypatch, streamed):
+    forced(server, monkeypatch, '<tool_call>\n{"name": "shell", "arguments": {"input": "ls"}}\n</tool_call>')
+    grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-z]+"}}
+    tools = [{"type": "custom", "custom": {"name": "shell", "format": grammar}}]
+    given = {"model": "any", "messages": ASKED, "tools": tools, "max_tokens": 99}
+    raw = server.client.chat.completions.with_raw_response.create(**given)
+    assert raw.headers["x-unserved-fields"] == "tools[0].custom.format"
+    if streamed:
+        deltas = [chunk.choices[0].delta for chunk in server.client.chat.completions.create(**given, stream=True)]
+        calls = [delta.tool_calls[0].custom for delta in deltas if delta.tool_calls]
+        assert "".join(call["input"] for call in calls) == "ls" and calls[0]["name"] == "shell"
+    else:
+        (call,) = raw.parse().choices[0].message.tool_calls
+        assert (call.type, call.custom.name, call.custom.input) == ("custom", "shell", "ls")
+
+
+CUSTOM_CALL = '<tool_call>\n{"name": "shell", "arguments": {"input": "ls -l"}}\n</tool_call>'
+CUT_TOOLS = [
+    {"type": "function", "name": "look_up", "parameters": SCHEMA},
+    {"type": "custom", "name": "shell"},
+]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("said", "kind"), [(CALL, "function_call"), (CUSTOM_CALL, "custom_tool_call")])
+def test_a_call_that_is_cut_off_is_incomplete_and_can_be_sent_back(server, monkeypatch, said, kind, streamed):
+    forced(server, monkeypatch, said)
+    cut = 0
+    whole = len(server.host.model.tokenize(said.encode(), False, True))
+    for n in range(whole - 14, whole - 6):
+        body = {"input": "Look", "tools": CUT_TOOLS, "max_output_tokens": n}
+        if streamed:
+            found = stream(server, "/v1/responses", **body)
+            response = found[-1]["response"]
+            done = {event["type"] for event in found if event["type"].endswith((".done", "item.done"))}
+            if response["output"][-1]["type"] == kind:
+                assert not done & {"response.function_call_arguments.done", "response.custom_tool_call_input.done"}
+                assert found[-2]["item"] == response["output"][-1]
+        else:
+            response = server.http.post("/v1/responses", json=body).json()
+        assert response["status"] == "incomplete"
+        assert [item["status"] for item in response["output"]][-1] == "incomplete"
+        cut += response["output"][-1]["type"] == kind
+        monkeypatch.undo()
+        again = [{"role": "user", "content": "Look"}, *response["output"], {"role": "user", "content": "So?"}]
+        asked = {"input": again, "tools": CUT_TOOLS, "max_output_tokens": 1}
+        assert server.http.post("/v1/responses", json=asked).status_code == 200
+        forced(server, monkeypatch, said)
+    assert cut > 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_thoughts_are_counted(monkeypatch, streamed):
+    thought = "<think>\nI think so, and I think of it for long.\n</think>\n\n"
+    with running(n_seq=1, chat_format=THINKING) as server:
+        n = len(server.host.model.tokenize(thought.encode(), False, True))
+        forced(server, monkeypatch, f"{thought}Yes.")
+        body = {"input": "Is it?", "max_output_tokens": 90}
+        if streamed:
+            usage = stream(server, "/v1/responses", **body)[-1]["response"]["usage"]
+        else:
+            usage = server.http.post("/v1/responses", json=body).json()["usage"]
+        counted = usage["output_tokens_details"]["reasoning_tokens"]
+        assert n - 8 <= counted <= n < usage["output_tokens"]
+        cut = server.http.post("/v1/responses", json=body | {"max_output_tokens": 12}).json()
+        assert cut["usage"]["output_tokens_details"] == {"reasoning_tokens": 12}
+        assert [item["status"] for item in cut["output"]] == ["incomplete"]
+        chat = {"messages": ASKED, "max_tokens": 90}
+        usage = server.http.post("/v1/chat/completions", json=chat).json()["usage"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": counted}
+
+
+STOPPED = {
+    "/v1/chat/completions": (
+        {"messages": ASKED, "stop": ["END"]},
+        lambda found: found["choices"][0]["message"]["content"],
+    ),
+    "/v1/messages": ({"messages": ASKED, "stop_sequences": ["END"]}, lambda found: found["content"][1]["text"]),
+    "/v1/responses": ({"input": "Is it?", "stop": "END"}, lambda found: found["output"][1]["content"][0]["text"]),
+    "/api/chat": ({"messages": ASKED, "options": {"stop": ["END"]}}, lambda found: found["message"]["content"]),
+    "/api/generate": ({"prompt": "Is it?", "options": {"stop": ["END"]}}, lambda found: found["response"]),
+}
+
+
+@pytest.mark.parametrize("path", STOPPED)
+def test_stop_strings_end_the_answer_and_not_the_thoughts(monkeypatch, path):
+    body, text = STOPPED[path]
+    with running(n_seq=1, chat_format=THINKING) as server:
+        forced(server, monkeypatch, "<think>\nThe END is near.\n</think>\n\nIt is. END of it")
+        found = server.http.post(path, json={"max_tokens": 90, "stream": False} | body).json()
+        assert text(found).strip() == "It is."
+        assert "The END is near." in json.dumps(found)
+        if "messages" in path:
+            assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", "END")
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+def test_what_was_said_of_a_call_that_is_cut_off_is_shown(server, ask, monkeypatch, path):
+    forced(server, monkeypatch, CALL)
+    n = len(server.host.model.tokenize(CALL.encode(), False, True)) - 13
+    if "messages" in path:
+        found = messages(ask, tools=[{"name": "look_up", "input_schema": SCHEMA}], max_tokens=n)
+        called = found["content"][-1]["input"]
+    else:
+        tools = [{"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}]
+        found = ask(path, messages=ASKED, tools=tools, options={"num_predict": n}, stream=False)
+        called = found["message"]["tool_calls"][0]["function"]["arguments"]
+    assert "max_tokens" in json.dumps(found) or found["done_reason"] == "length"
+    assert list(called) == ["arguments"] and called["arguments"].startswith('{"')

@@ -194,7 +194,7 @@ def test_what_all_choices_share_is_made_once(server, monkeypatch):
     from pylongctx.serve import bodies
 
     made = []
-    monkeypatch.setattr(bodies.LlamaGrammar, "from_json_schema", lambda schema: made.append(schema) or 1 / 0)
+    monkeypatch.setattr(bodies.LlamaGrammar, "from_json_schema", lambda schema, **options: made.append(schema) or 1 / 0)
     body = {"prompt": "a", "json_schema": {"type": "object"}, "n": 16}
     assert server.http.post("/v1/completions", json=body).status_code == 500
     assert len(made) == 1

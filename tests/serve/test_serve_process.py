@@ -186,10 +186,29 @@ def test_what_cannot_be_served_is_said(capsys, words, reason):
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["", " \n\n", "# not filled in\n", "\t"])
+@pytest.mark.parametrize("where", ["--api-key", "--api-key-file", "LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE"])
+def test_a_source_of_keys_without_a_key_opens_nothing(capsys, tmp_path, monkeypatch, where, text):
+    (tmp_path / "keys").write_text(text)
+    words = {"--api-key": ["--api-key", text], "--api-key-file": ["--api-key-file", str(tmp_path / "keys")]}
+    if where not in words:
+        monkeypatch.setenv(where, str(tmp_path / "keys") if "FILE" in where else text)
+    assert main(["serve", "--port", "0", "-c", "512", *words.get(where, [])]) == 1
+    said = capsys.readouterr().err
+    assert (where in said or "--api-key-file" in said) and "holds no API key" in said
+
+
+def test_an_empty_variable_is_not_read_beside_a_key(monkeypatch):
+    monkeypatch.setenv("LLAMA_API_KEY", "")
+    parser = argparse.ArgumentParser()
+    serve.add_parser(parser.add_subparsers())
+    assert serve.settings(parser.parse_args(["serve", "--api-key", " a, b,"])).api_keys == ("a", "b")
+
+
 def test_settings_keep_their_defaults(tmp_path):
     parser = argparse.ArgumentParser()
     serve.add_parser(parser.add_subparsers())
-    (tmp_path / "keys").write_text("# ours\nc\n\n")
+    (tmp_path / "keys").write_text("# ours\n c \t\n\n")
     words = f"--api-key a,b --api-key d --api-key-file {tmp_path / 'keys'} --max-body 3 --queue 5 --metrics -cb"
     words += " --host name.example --allowed-hosts one --allowed-hosts two --stall 5 --slot-save-path folder"
     found = serve.settings(parser.parse_args(["serve", *words.split()]))

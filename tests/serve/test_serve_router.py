@@ -373,3 +373,17 @@ def test_ollamas_client(server):
     with pytest.raises(ollama.ResponseError, match="there is no model 'four'"):
         client.chat("four", ASKED)
     assert server.http.get("/api/version").json() and server.http.head("/api/tags").status_code == 200
+
+
+def test_a_body_in_chunks_may_declare_a_length(server):
+    """Proxies send both headers, of which HTTP ignores the length."""
+    import socket
+    from urllib.parse import urlsplit
+
+    body = b'{"model": "one", "content": "a b"}'
+    head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head += "Content-Length: 9\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", urlsplit(server.url).port), 60) as connection:
+        connection.sendall(head.encode() + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+        found = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert found.startswith(b"HTTP/1.1 200"), found

@@ -350,7 +350,7 @@ LANGCHAIN_OLLAMA = {
         {"role": "tool", "content": "x = 1", "images": [], "tool_call_id": "t1"},
     ],
     "tools": [CHAT_TOOL],
-    "options": {"num_ctx": 4096, "num_gpu": 1, "num_predict": 8, "temperature": 0.2, "tfs_z": 1.0, "stop": ["END"]},
+    "options": {"num_ctx": 4096, "num_gpu": 1, "num_predict": 8, "temperature": 0.2, "tfs_z": 0.9, "stop": ["END"]},
     "keep_alive": "5m",
     "think": False,
     "format": "",
@@ -371,7 +371,7 @@ OPEN_WEBUI_OLLAMA = {
     "model": "any",
     "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}],
     "stream": True,
-    "options": {"temperature": 0.7, "num_predict": 8, "num_batch": 512, "use_mmap": True, "new_topic_penalty": 0.0},
+    "options": {"temperature": 0.7, "num_predict": 8, "num_batch": 512, "use_mmap": True, "new_topic_penalty": 0.1},
 }
 
 TUNING = {"options.num_batch", "options.use_mmap", "options.new_topic_penalty"}
