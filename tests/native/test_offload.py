@@ -200,7 +200,7 @@ def test_the_memory_that_is_given_is_enough(llama_8b):
     """The example of docs/gpu.md."""
     assert llama_8b(GIB) == GIB
     assert llama_8b(GIB, "longheads,window=4096") == GIB
-    with pytest.raises(InvalidInput, match=r"every token reads \d\d MiB of rows, which do not fit into a buffer of 8 MiB"):
+    with pytest.raises(InvalidInput, match=r"every token reads \d\d MiB of rows, .* a buffer of 8 MiB"):
         llama_8b(8 << 20)
 
 
