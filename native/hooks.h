@@ -7,6 +7,8 @@
 #ifdef __cplusplus
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 #endif
 
 struct ggml_compute_params;
@@ -40,6 +42,14 @@ LCTX_INTERNAL void lctx_barrier_open(int * n_passed);
 // A step of the search for what a grammar allows, over n elements; throws when the thread's grammar has spent its
 // budget.
 LCTX_INTERNAL void lctx_grammar_step(size_t n);
+
+// Split the pieces of a text, whose lengths are given, by an expression of a vocabulary, and return the lengths of what
+// comes of it: matches, and what is between them. Texts are bytes, of which those above 127 stand for classes of
+// characters, or code points. Throws std::runtime_error for an expression that is not known.
+LCTX_INTERNAL std::vector<size_t> lctx_split(const std::string & text, const std::string & expression,
+                                             const std::vector<size_t> & lengths);
+LCTX_INTERNAL std::vector<size_t> lctx_split(const std::wstring & text, const std::wstring & expression,
+                                             const std::vector<size_t> & lengths);
 
 // The CUDA backend calls these: start the kernels of dst in the stream of ctx; return whether a device can run op,
 // whose sources need not have memory yet.

@@ -214,6 +214,20 @@ typedef struct lctx_roofline_args {
 
 int32_t lctx_roofline_run(lctx_roofline_args * args, char * err, size_t err_size);
 
+// Split a text of code points by an expression as llama.cpp does for BPE, and by std::regex, to compare them.
+typedef struct lctx_split_args {
+    const uint32_t * expression;
+    int32_t n_expression;
+    const uint32_t * text;
+    int32_t n_text;
+    int32_t is_wide;       // 0: code points are bytes, as where classes of characters stand for characters
+    int32_t by_std_regex;  // 1: by std::regex
+    int32_t * lengths;     // result: [2 * n_text + 2] lengths of matches and of what is between them
+    int32_t n_length;      // result
+} lctx_split_args;
+
+int32_t lctx_split_run(lctx_split_args * args, char * err, size_t err_size);
+
 // [cdef end]
 
 #ifdef __cplusplus

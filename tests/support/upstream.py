@@ -38,3 +38,21 @@ def option_source() -> str:
     with tarfile.open(tarball()) as archive:
         (member,) = [name for name in archive.getnames() if name.endswith("common/arg.cpp")]
         return archive.extractfile(member).read().decode()
+
+
+@functools.cache
+def vocab_source() -> str:
+    """Return the source that chooses the expressions of a vocabulary."""
+    with tarfile.open(tarball()) as archive:
+        (member,) = [name for name in archive.getnames() if name.endswith("llama.cpp/src/llama-vocab.cpp")]
+        return archive.extractfile(member).read().decode()
+
+
+def vocabularies(folder: Path) -> list[Path]:
+    """Extract all vocabularies that have texts (.inp) with their tokens (.out), with both beside them."""
+    wanted = re.compile(r".*/models/(ggml-vocab-[^/]+\.gguf(?:\.inp|\.out)?)$")
+    with tarfile.open(tarball()) as archive:
+        for member in archive:
+            if found := wanted.match(member.name):
+                (folder / found[1]).write_bytes(archive.extractfile(member).read())
+    return sorted(path for path in folder.glob("*.gguf") if path.with_name(f"{path.name}.inp").exists())
