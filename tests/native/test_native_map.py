@@ -17,6 +17,7 @@ BELOW = {  # what a room may include in addition to itself and the small headers
     "trace": {"base", "ops"},
     "chat": {"base"},
     "rpc": {"base"},
+    "vocab": set(),
     "graph": {"base", "memory", "methods", "ops"},
     "memory": {"base", "methods", "ops"},
     "methods": {"base", "ops"},
