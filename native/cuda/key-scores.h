@@ -69,9 +69,9 @@ struct log_sum {
     __device__ float value() const { return most + logf(sum); }
 };
 
-// A block: 16 TILES columns of a list, seen from the angle of a slot, and chunks at a stride; of rows that are not
-// written yet, the first blocks write those instead. A warp takes four chunks,
-// one for each lane of a quad to end up with, and of their rows GROUPS groups at a time. lane = 4 g + t.
+// A block: 16 TILES columns of a list, seen from the angle of a slot, and chunks at a stride. A warp takes four chunks,
+// one for each lane of a quad to end up with, and of their rows GROUPS groups at a time. lane = 4 g + t. Where the row
+// of the token is not written yet, the first blocks write it instead: no query scores a chunk with its own row.
 template <int BITS, int TILES, int GROUPS> struct key_scorer {
     static constexpr int WARPS = 8, CHUNKS = 4, COLUMNS = 16 * TILES, GROUP = lctx_index_shape::GROUP;
     static constexpr bool PREPARES = TILES == 1;  // few queries, which each block prepares; else prepare_queries has
