@@ -7,6 +7,7 @@
 
 #include "hadamard.h"
 #include "lists.h"
+#include "new-rows.h"
 #include "tile.h"
 #include "walk.h"
 
@@ -50,6 +51,7 @@ template <int LANES_, int OCTETS_, int HEADS_, typename TYPE_> struct shape {
     static constexpr bool IN_BYTES =
         KNOWN && !std::is_same_v<TYPE, lctx_cuda_f16>;  // products with keys as they are stored
     static constexpr int LANES = LANES_, OCTETS = OCTETS_, HEADS = HEADS_;
+    static constexpr bool WRITES = HEADS > 1;  // new rows; heads alone have no registers for it
     static constexpr int DIM = 8 * LANES * OCTETS;
     static constexpr int ROWS = LCTX_WARP / LANES;  // side by side
     static constexpr int MOST_STEPS = (KNOWN && HEADS == 1 ? 8 : 4) / OCTETS;
@@ -145,6 +147,12 @@ struct list {
             left = lctx_min(step - 1, left - n_step * step);
         }
         return n_there;
+    }
+    // The piece with a cell of a run; -1: there is none. The lanes of a warp together.
+    __device__ int piece_of(int32_t cell) const {
+        const run & r = m.runs[lctx_lane()];  // which this lane has written
+        const bool has = r.lo <= cell && cell < r.hi;
+        return (int)lctx_reduce_max(has ? r.first + cell / PIECE - r.lo / PIECE + 1 : 0) - 1;
     }
     // Look up those of pieces [first, end) that come next, one for every lane. The lanes of a warp together.
     __device__ void look_up(int first, int end) const {
@@ -432,9 +440,27 @@ template <typename S> struct reader {
     }
 };
 
+// Write the row of the only token, where nothing is evicted, if it is in pieces [first, end): no other warp of a tile
+// reads it, and tiles of the same KV head write the same. channels: of put_new.
+__device__ inline void put_own_row(const lctx_new_rows & rows, const list & l, int first, int end, float * channels) {
+    const int at = l.piece_of(rows.store.rows[0].row);
+    if (at < first || at >= end) {
+        return;
+    }
+#ifdef __CUDACC__
+#pragma unroll 1
+#endif
+    for (int what = 0; what < rows.n_stored(); what++) {
+        put_new<0>(rows, what, 0, l.m.head_kv, channels);
+    }
+    lctx_sync_warp();  // all of it is there
+}
+
+// rows: those of the token, where they are not written yet; else none.
 template <typename S> __global__ void __launch_bounds__(THREADS, S::BLOCKS)
-    decode(const lctx_attend_args a, const lctx_partial_states partial) {
+    decode(const lctx_attend_args a, const lctx_partial_states partial, const lctx_new_rows rows) {
     lctx_begin();
+    lctx_let_next_begin();  // as many blocks run as fit, so that the merge takes no place of theirs
     const head_tiles heads(a, S::HEADS);
     const int index = (int)blockIdx.x / heads.n_tile, tile = (int)blockIdx.x % heads.n_tile, split = (int)blockIdx.y;
     const int first_head = heads.first(tile, S::HEADS), end_head = heads.end(tile, S::HEADS),
@@ -444,6 +470,11 @@ template <typename S> __global__ void __launch_bounds__(THREADS, S::BLOCKS)
     const list l(a, index, first_head, ((list_memory *)(shared + WARPS * S::HEADS * S::STATE))[lctx_warp()]);
     const int first = (int)(warp_split * l.n / n_warp_split), end = (int)((warp_split + 1) * l.n / n_warp_split);
     reader<S> r = {a, l, first_head, end_head, shared + lctx_warp() * S::HEADS * S::STATE};
+    if constexpr (S::WRITES) {
+        if (rows.store.n_tokens > 0) {
+            put_own_row(rows, l, first, end, r.shared);
+        }
+    }
     int32_t angle = -1;
     for (int i = first; i < end; i += LCTX_WARP) {
         l.look_up(i, end);
@@ -526,6 +557,14 @@ bool lctx_cuda_decodes(const lctx_attend_args & a) {
     return chooses_alone ? n_alone <= MOST_TOKENS : n_alone * heads.n_part <= MOST_READS;
 }
 
+bool lctx_cuda_decode_writes(const lctx_attend_args & a) {
+    bool writes = false;
+    if (lctx_cuda_decodes(a)) {
+        with_shape(a, [&](auto s) { writes = decltype(s)::WRITES; });
+    }
+    return writes;
+}
+
 size_t lctx_cuda_decode_wsize(const lctx_cuda_device & device, const lctx_attend_args & args) {
     size_t size = 0;
     with_shape(args, [&](auto s) {
@@ -535,12 +574,12 @@ size_t lctx_cuda_decode_wsize(const lctx_cuda_device & device, const lctx_attend
     return size;
 }
 
-void lctx_cuda_decode(const lctx_cuda_queue & queue, const lctx_attend_args & args) {
+void lctx_cuda_decode(const lctx_cuda_queue & queue, const lctx_attend_args & args, const lctx_new_rows & rows) {
     with_shape(args, [&](auto s) {
         using S = decltype(s);
         const lctx_partial_states partial = {n_split<S>(queue.device, args), (float *)queue.work};
         const dim3 grid(args.choices().n_alone() * head_tiles(args, S::HEADS).n_tile, partial.n_split);
-        lctx_launch(decode<S>, grid, THREADS, S::SHARED, queue.stream, args, partial);
+        lctx_launch(decode<S>, grid, THREADS, S::SHARED, queue.stream, args, partial, rows);
         lctx_cuda_finish_attend(queue, args, partial);
     });
 }

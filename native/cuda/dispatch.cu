@@ -1,6 +1,7 @@
 #include "dispatch.h"
 
 #include "../ops/nodes.h"
+#include "decode.h"
 #include "hadamard.h"
 
 // head_dim of the tensor-core kernels: whole vectors.
@@ -32,6 +33,58 @@ static const char * why_not_select(const lctx_select_args & a) {
         return WHY_IT_DOES_NOT_FIT;
     }
     return a.chunks.by_keys() ? why_not_index(a.index) : why_not_chunks(a.chunks.representation, a.head_dim);
+}
+
+// Rows that are left to a sub-op that follows are written in its launches; a *store* keeps them where that might be
+// refused.
+static bool leaves_rows(const ggml_tensor * node) {
+    if (node->op != GGML_OP_LCTX) {
+        return false;
+    }
+    if (node->op_params[0] == LCTX_OP_STORE) {
+        const lctx_store_args a = lctx_store_args_of(node);
+        return a.params.left && fits(a.head_dim_v) && !why_not_index({1, a.head_dim_k});
+    }
+    return node->op_params[0] == LCTX_OP_INDEX && lctx_params_of<lctx_index_params>(node).left &&
+           leaves_rows(node->src[0]);
+}
+
+// Rows that a *store* leaves, with their index where that is what follows.
+static lctx_new_rows rows_left(const ggml_tensor * store, const ggml_tensor * index = nullptr) {
+    lctx_new_rows rows = {lctx_store_args_of(store), {}};
+    if (index) {
+        const lctx_index_args a = lctx_index_args_of(index);
+        rows.store.cache.index = a.cache.index, rows.index = a.index;
+    }
+    return rows;
+}
+
+static void run_index(const lctx_cuda_queue & queue, const ggml_tensor * node) {
+    if (leaves_rows(node)) {
+        return;
+    }
+    if (leaves_rows(node->src[0])) {
+        return lctx_cuda_store(queue, rows_left(node->src[0], node));
+    }
+    lctx_cuda_index(queue, lctx_index_args_of(node));
+}
+
+static void run_select(const lctx_cuda_queue & queue, const ggml_tensor * node) {
+    const ggml_tensor * index = node->src[1];
+    lctx_cuda_select(queue, lctx_select_args_of(node),
+                     leaves_rows(index) ? rows_left(index->src[0], index) : lctx_new_rows{});
+}
+
+static void run_attend(const lctx_cuda_queue & queue, const ggml_tensor * node) {
+    const lctx_attend_args a = lctx_attend_args_of(node);
+    if (a.params.writes && leaves_rows(node->src[1])) {
+        const lctx_new_rows rows = rows_left(node->src[1]);
+        if (lctx_cuda_decode_writes(a)) {
+            return lctx_cuda_decode(queue, a, rows);
+        }
+        lctx_cuda_store(queue, rows);
+    }
+    lctx_cuda_attend(queue, a);
 }
 
 const char * lctx_cuda_refusal(const lctx_cuda_device & device, const ggml_tensor * node) {
@@ -80,13 +133,13 @@ size_t lctx_cuda_wsize(const lctx_cuda_device & device, const ggml_tensor * node
 void lctx_cuda_run(const lctx_cuda_queue & queue, ggml_tensor * node) {
     switch ((lctx_op)node->op_params[0]) {
         case LCTX_OP_ANGLES:    return lctx_cuda_angles(queue, lctx_angles_args_of(node));
-        case LCTX_OP_STORE:     return lctx_cuda_store(queue, lctx_store_args_of(node));
-        case LCTX_OP_ATTEND:    return lctx_cuda_attend(queue, lctx_attend_args_of(node));
+        case LCTX_OP_STORE:     return leaves_rows(node) ? void() : lctx_cuda_store(queue, rows_left(node));
+        case LCTX_OP_ATTEND:    return run_attend(queue, node);
         case LCTX_OP_SUMMARIZE: return lctx_cuda_summarize(queue, lctx_summarize_args_of(node));
-        case LCTX_OP_SELECT:    return lctx_cuda_select(queue, lctx_select_args_of(node));
+        case LCTX_OP_SELECT:    return run_select(queue, node);
         case LCTX_OP_VOTE:      return lctx_cuda_vote(queue, lctx_vote_args_of(node));
         case LCTX_OP_EVICT:     return lctx_cuda_evict(queue, lctx_evict_args_of(node));
         case LCTX_OP_FETCH:     return lctx_cuda_fetch(queue, lctx_fetch_args_of(node));
-        case LCTX_OP_INDEX:     return lctx_cuda_index(queue, lctx_index_args_of(node));
+        case LCTX_OP_INDEX:     return run_index(queue, node);
     }
 }

@@ -37,15 +37,27 @@ struct lctx_cuda_queue {
     char * work;
 };
 
+// The rows of a ubatch that are not written yet.
+struct lctx_new_rows {
+    lctx_store_args store = {};   // cache.index: of their keys, where there is one
+    lctx_index_shape index = {};  // bits 0: there is none
+
+    // What is stored of a token and KV head: K, V, and a near key.
+    LCTX_HD int n_stored() const { return store.cache.near.data ? 3 : 2; }
+    // Of the longest row, up to where four numbers end: floats of shared memory that a warp needs.
+    LCTX_HD int n_channel() const { return (int)lctx_div_up(lctx_max(store.head_dim_k, store.head_dim_v), 4) * 4; }
+};
+
 void lctx_cuda_angles(const lctx_cuda_queue & queue, const lctx_angles_args & args);
-void lctx_cuda_store(const lctx_cuda_queue & queue, const lctx_store_args & args);
+void lctx_cuda_store(const lctx_cuda_queue & queue, const lctx_new_rows & rows);
 void lctx_cuda_attend(const lctx_cuda_queue & queue, const lctx_attend_args & args);  // chunks too
 void lctx_cuda_summarize(const lctx_cuda_queue & queue, const lctx_summarize_args & args);
-void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args);
+// rows: those of the token, where n_tokens is 1 and nothing has written them yet; else none.
+void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args, const lctx_new_rows & rows);
 void lctx_cuda_vote(const lctx_cuda_queue & queue, const lctx_vote_args & args);  // chunks too
 void lctx_cuda_evict(const lctx_cuda_queue & queue, const lctx_evict_args & args);
 void lctx_cuda_fetch(const lctx_cuda_queue & queue, const lctx_fetch_args & args);
-void lctx_cuda_index(const lctx_cuda_queue & queue, const lctx_index_args & args);
+void lctx_cuda_index(const lctx_cuda_queue & queue, const lctx_index_args & args);  // of rows that are stored
 
 // Bytes of shared memory that *fetch* takes: they grow with the number of pages.
 size_t lctx_cuda_fetch_shared(const lctx_fetch_args & args);

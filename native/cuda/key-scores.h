@@ -4,6 +4,7 @@
 #pragma once
 
 #include "index.h"
+#include "new-rows.h"
 #include "scores.h"
 
 #include <climits>
@@ -69,7 +70,8 @@ struct log_sum {
 };
 
 // A block: 16 TILES columns of a list, seen from the angle of a slot, and chunks at a stride. A warp takes four chunks,
-// one for each lane of a quad to end up with, and of their rows GROUPS groups at a time. lane = 4 g + t.
+// one for each lane of a quad to end up with, and of their rows GROUPS groups at a time. lane = 4 g + t. Where the row
+// of the token is not written yet, the first blocks write it instead: no query scores a chunk with its own row.
 template <int BITS, int TILES, int GROUPS> struct key_scorer {
     static constexpr int WARPS = 8, CHUNKS = 4, COLUMNS = 16 * TILES, GROUP = lctx_index_shape::GROUP;
     static constexpr bool PREPARES = TILES == 1;  // few queries, which each block prepares; else prepare_queries has
@@ -78,6 +80,7 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
 
     const lctx_select_args & a;
     const lctx_select_plan & p;
+    const lctx_new_rows & rows;
     const int n_word, n_quad;      // of the codes of a row; of four words
     const int list, slot, n_head;  // heads of the list
     const int first, n_all;        // the first of the columns of the slab that is this block's
@@ -88,9 +91,10 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         return COLUMNS * (p.query_size + sizeof(key_column)) + (PREPARES ? WARPS * a.head_dim * sizeof(float) : 0);
     }
 
-    __device__ key_scorer(const lctx_select_args & a, const lctx_select_plan & p)
+    __device__ key_scorer(const lctx_select_args & a, const lctx_select_plan & p, const lctx_new_rows & rows)
         : a(a),
           p(p),
+          rows(rows),
           n_word(a.index.n_code() / a.index.WORD),
           n_quad(order(a.index).n_quad()),
           list((int)blockIdx.y / a.chunks.n_range),
@@ -317,11 +321,24 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
         put_scores(seq, chunk0, logs);
     }
 
+    // Blocks of the grid that write rows: those of the first z.
+    LCTX_HD static int n_writing(const lctx_new_rows & rows) { return rows.store.n_tokens > 0; }
+    // Write what the token and KV head of this list store.
+    __device__ void put_rows() const {
+        if (slot == 0 && blockIdx.x == 0 && lctx_warp() < rows.n_stored()) {
+            put_new<BITS>(rows, lctx_warp(), 0, list, (float *)lctx_shared() + lctx_warp() * rows.n_channel());
+        }
+    }
+
     __device__ void run() const {
+        const int z = (int)blockIdx.z - n_writing(rows), n_z = (int)gridDim.z - n_writing(rows);
+        if (z < 0) {
+            return put_rows();
+        }
         take_columns();
         for (int32_t seq = next_seq(-1); seq != INT_MAX; seq = next_seq(seq)) {
             const lctx_chunk_range r = candidates(seq);
-            const int mine = ((int)blockIdx.z * WARPS + lctx_warp()) * CHUNKS, step = (int)gridDim.z * WARPS * CHUNKS;
+            const int mine = (z * WARPS + lctx_warp()) * CHUNKS, step = n_z * WARPS * CHUNKS;
             for (int chunk0 = r.first / CHUNKS * CHUNKS + mine; chunk0 < r.end; chunk0 += step) {
                 score_chunks(seq, chunk0, r);
             }
@@ -331,22 +348,25 @@ template <int BITS, int TILES, int GROUPS> struct key_scorer {
 
 template <int BITS, int TILES, int GROUPS>
 __global__ void __launch_bounds__(key_scorer<BITS, TILES, GROUPS>::WARPS * LCTX_WARP, 2)
-    score_keys(lctx_select_args a, lctx_select_plan p) {
+    score_keys(lctx_select_args a, lctx_select_plan p, lctx_new_rows rows) {
     lctx_begin();
-    key_scorer<BITS, TILES, GROUPS>(a, p).run();
+    key_scorer<BITS, TILES, GROUPS>(a, p, rows).run();
 }
 
 template <int BITS, int TILES, int GROUPS>
-void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+void launch_key_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p,
+                       const lctx_new_rows & rows) {
     using scorer = key_scorer<BITS, TILES, GROUPS>;
     constexpr int PER_MULTIPROCESSOR =
         TILES == 1 ? 2 : 8;  // blocks: what runs at once, as each begins slowly, or a few times that
     const int n_tile = (int)lctx_div_up(p.n_slab * (a.n_head / a.n_list), scorer::COLUMNS);
-    const int n_wanted = lctx_max(PER_MULTIPROCESSOR * queue.device.n_multiprocessor / (n_tile * a.n_list), 1);
+    const int n_writing = scorer::n_writing(rows);
+    const int n_wanted = PER_MULTIPROCESSOR * queue.device.n_multiprocessor / (n_tile * a.n_list) - n_writing;
     const int n_most = (int)lctx_div_up(lctx_max(a.n_chunk_max, 1), scorer::WARPS * scorer::CHUNKS);
-    const dim3 grid((unsigned)n_tile, (unsigned)(a.n_list * a.chunks.n_range), (unsigned)lctx_min(n_wanted, n_most));
-    lctx_launch(score_keys<BITS, TILES, GROUPS>, grid, scorer::WARPS * LCTX_WARP, scorer::shared(a, p), queue.stream, a,
-                p);
+    const int n_z = n_writing + lctx_min(lctx_max(n_wanted, 1), n_most);
+    const dim3 grid((unsigned)n_tile, (unsigned)(a.n_list * a.chunks.n_range), (unsigned)n_z);
+    const size_t n_shared = lctx_max(scorer::shared(a, p), rows.n_stored() * rows.n_channel() * sizeof(float));
+    lctx_launch(score_keys<BITS, TILES, GROUPS>, grid, scorer::WARPS * LCTX_WARP, n_shared, queue.stream, a, p, rows);
 }
 
 // Return whether columns are many, and share what codes become; of few, as many rows as possible are on their way.

@@ -154,22 +154,23 @@ void launch_queries(const lctx_cuda_queue & queue, const lctx_select_args & a, c
     lctx_launch(prepare_queries, dim3(p.n_slab, n_query), PREPARE_WARPS * LCTX_WARP, shared, queue.stream, a, p);
 }
 
-template <int BITS>
-void launch_keys(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+template <int BITS> void launch_keys(const lctx_cuda_queue & queue, const lctx_select_args & a,
+                                     const lctx_select_plan & p, const lctx_new_rows & rows) {
     if (has_many_columns<BITS>(queue.device, a, p)) {
         launch_queries(queue, a, p);
-        launch_key_scores<BITS, 4, 1>(queue, a, p);
+        launch_key_scores<BITS, 4, 1>(queue, a, p, rows);
     } else {
-        launch_key_scores<BITS, 1, 4>(queue, a, p);
+        launch_key_scores<BITS, 1, 4>(queue, a, p, rows);
     }
     if (p.by_weights(a)) {
         launch_weights<BITS>(queue, a, p);
     }
 }
 
-void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p) {
+void launch_scores(const lctx_cuda_queue & queue, const lctx_select_args & a, const lctx_select_plan & p,
+                   const lctx_new_rows & rows) {
     if (a.chunks.by_keys()) {
-        return a.index.bits == 1 ? launch_keys<1>(queue, a, p) : launch_keys<2>(queue, a, p);
+        return a.index.bits == 1 ? launch_keys<1>(queue, a, p, rows) : launch_keys<2>(queue, a, p, rows);
     }
     launch_queries(queue, a, p);
     const dim3 grid(p.n_slab, a.n_list, (unsigned)lctx_div_up(lctx_max(a.n_chunk_max, 1), WARPS * CHUNKS));
@@ -219,14 +220,14 @@ size_t lctx_cuda_select_wsize(const lctx_cuda_device & device, const lctx_select
     return lctx_max(of_tiles, lctx_select_plan(device, args, nullptr).size(args));
 }
 
-void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args) {
+void lctx_cuda_select(const lctx_cuda_queue & queue, const lctx_select_args & args, const lctx_new_rows & rows) {
     if (args.n_tile > 0) {
         select_lists(queue, args);
     }
     lctx_select_plan p(queue.device, args, queue.work);
     for (; p.first < p.n_all; p.first += p.n_slab) {
         p.n_slab = lctx_min(p.n_slab, p.n_all - p.first);
-        launch_scores(queue, args, p);
+        launch_scores(queue, args, p, rows);
         launch_choices(queue, args, p);
     }
 }

@@ -31,6 +31,7 @@ ggml_tensor * index(ggml_context * ctx, const lctx_chunks & chunks, const lctx_l
     }
     ggml_tensor * indexed =
         lctx_index(ctx, stored, layer.table, in.rows, layer.held, layer.index, chunks.key_bits(), layer.hadamard.k);
+    lctx_leave_rows(stored, indexed);
     chain.links.push_back({"lctx_index", indexed});
     return indexed;
 }
@@ -114,6 +115,7 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
                             const lctx_chain_inputs & in, lctx_attend_params params, bool key_pairs) {
     lctx_chain chain = {};
     const lctx_retain * retain = in.k ? method.retain() : nullptr;
+    const bool is_single = in.k && in.k->ne[2] == 1;
     params.hadamard = layer.hadamard;
     ggml_tensor * stored = in.k ? store(ctx, method, layer, in, params.rope_mode, chain) : layer.k_pool;
     ggml_tensor * segs = in.segs;
@@ -124,6 +126,9 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
         if (in.selects) {
             segs = lctx_select(ctx, in.q, compared, in.rows, in.segs, in.angles, layer.table, layer.held, in.tiles,
                                *chunks, params.scale, params.rope_mode, method.near_mask());
+            if (layer.index && is_single) {
+                lctx_leave_rows(compared, segs);
+            }
             chain.links.push_back({LCTX_SELECT_NAME, segs});
             params.chunk_size = chunks->chunk_size;
             params.n_run = chunks->n_whole();
@@ -143,6 +148,9 @@ lctx_chain lctx_chain_layer(ggml_context * ctx, const lctx_method & method, cons
     ggml_tensor * v_far = layer.v_transit ? layer.v_transit : layer.v_pool;
     ggml_tensor * attended = lctx_attend(ctx, in.q, k_far, v_far, table, segs, in.angles, layer.near, layer.held,
                                          params, layer.k_staged, layer.v_staged);
+    if (is_single && !chunks && !layer.near && !retain && !params.fixed) {  // nothing else reads the new row
+        lctx_leave_rows(stored, attended);
+    }
     chain.links.push_back({"lctx_attend", attended});
     const int64_t n_out = layer.v_pool->ne[0] * in.q->ne[1];
     chain.out = ggml_view_2d(ctx, attended, n_out, in.q->ne[2], n_out * sizeof(float), 0);  // the LSE follows

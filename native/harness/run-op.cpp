@@ -44,9 +44,9 @@ void run(lctx_op_args & a) {
 
     // nodes
     ggml_context * ctx = g.ctx.get();
-    lctx_attend_params params = {LCTX_OP_ATTEND,     a.rope_mode,      a.scale, a.softcap, (uint32_t)a.near_mask,
-                                 a.lse != nullptr,   (int16_t)a.fixed, 0,       0,         lctx_tiles{},
-                                 lctx_hadamard_of(a)};
+    lctx_attend_params params = {
+        LCTX_OP_ATTEND,   a.rope_mode, a.scale, a.softcap,    (uint32_t)a.near_mask, a.lse != nullptr,
+        (int16_t)a.fixed, 0,           0,       lctx_tiles{}, lctx_hadamard_of(a),   0};
     ggml_tensor * angles = lctx_angles(ctx, pos, factors, rope);
     std::vector<ggml_tensor *> stored;
     const int32_t n_step = n_near ? a.near_rows : a.n_rows;  // a store never meets a ring row twice

@@ -41,7 +41,11 @@ void fill(const lctx_step_run_args & args, const lctx_op_layer & l, int32_t n_pa
         const float * q = args.fill_q ? args.fill_q + (size_t)first * a.n_head * a.head_dim_k : nullptr;
         u.fill(a.k + row * a.head_dim_k, a.v + row * a.head_dim_v, q);
         u.g.compute(u.prepared);
-        for (lctx_op op : {LCTX_OP_STORE, LCTX_OP_SUMMARIZE, LCTX_OP_INDEX}) {
+        std::vector<lctx_op> ops = {LCTX_OP_STORE, LCTX_OP_SUMMARIZE, LCTX_OP_INDEX};
+        if (u.n == 1) {  // these may write a row that is alone
+            ops.insert(ops.end(), {LCTX_OP_SELECT, LCTX_OP_ATTEND});
+        }
+        for (lctx_op op : ops) {
             if (ggml_tensor * node = u.node(op)) {
                 u.g.compute({node});
             }

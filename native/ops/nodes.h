@@ -122,7 +122,7 @@ inline lctx_attend_args lctx_attend_args_of(const ggml_tensor * dst) {
     args.n_head_kv = (int32_t)dst->src[3]->ne[1];
     args.n_tokens = (int32_t)q->ne[2];
     args.params = lctx_params_of<lctx_attend_params>(dst);
-    if (dst->src[LCTX_ATTEND_HELD + 1] && args.params.op == LCTX_OP_ATTEND) {
+    if (dst->src[LCTX_ATTEND_HELD + 1] && args.params.op == LCTX_OP_ATTEND && !args.params.writes) {
         args.cache.k_pool = lctx_staged_pool_of(dst->src[LCTX_ATTEND_HELD + 1], dst->src[1]);
         args.cache.v_pool = lctx_staged_pool_of(dst->src[LCTX_ATTEND_HELD + 2], dst->src[2]);
         args.cache.table.shift = lctx_unit_shift(args.params.chunk_size);

@@ -35,6 +35,19 @@ lctx_tiles tiles_of(const lctx_select_params & p) {
     return {p.n_tile, p.chunks.tile, p.chunks.n_given(), p.chunks.n_shared};
 }
 
+lctx_op op_of(const ggml_tensor * node) {
+    GGML_ASSERT(node->op == GGML_OP_LCTX);
+    return (lctx_op)node->op_params[0];
+}
+
+// Change the parameters of a node: f(T &).
+template <typename T, typename F> void change_params(ggml_tensor * node, F && f) {
+    T params;
+    memcpy(&params, node->op_params, sizeof(params));
+    f(params);
+    set_params(node, params);
+}
+
 bool is_held(const ggml_tensor * held, const ggml_tensor * table) {
     return !held || (held->type == GGML_TYPE_I32 && held->nb[0] == sizeof(int32_t) && held->ne[1] == table->ne[1]);
 }
@@ -121,7 +134,7 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
                 (!near && center->type == GGML_TYPE_F32 && center->ne[0] == k->ne[0] && center->ne[1] == k->ne[1]));
 
     ggml_tensor * result = ggml_view_tensor(ctx, k_pool);
-    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_chunk, hadamard});
+    set_params(result, lctx_store_params{LCTX_OP_STORE, rope_mode, score, staged_chunk, hadamard, 0});
     set_sources(result, {k, v, k_pool, v_pool, table, rows, angles, near, held, center});
     return result;
 }
@@ -133,9 +146,26 @@ ggml_tensor * lctx_index(ggml_context * ctx, ggml_tensor * k, ggml_tensor * tabl
     GGML_ASSERT(is_held(held, table) && lctx_hadamard::fits(hadamard_k, k->ne[0]));
 
     ggml_tensor * result = ggml_view_tensor(ctx, index);
-    set_params(result, lctx_index_params{LCTX_OP_INDEX, bits, hadamard_k});
+    set_params(result, lctx_index_params{LCTX_OP_INDEX, bits, hadamard_k, 0});
     set_sources(result, {k, table, rows, held, index});
     return result;
+}
+
+void lctx_leave_rows(ggml_tensor * from, ggml_tensor * to) {
+    const lctx_op op = op_of(to);
+    ggml_tensor * store = op == LCTX_OP_SELECT ? from->src[0] : from;
+    GGML_ASSERT(op_of(store) == LCTX_OP_STORE && (op == LCTX_OP_INDEX || store->src[0]->ne[2] == 1));
+    if (op == LCTX_OP_SELECT) {
+        change_params<lctx_index_params>(from, [](lctx_index_params & p) { p.left = 1; });
+    } else {
+        change_params<lctx_store_params>(store, [](lctx_store_params & p) { p.left = 1; });
+    }
+    if (op == LCTX_OP_ATTEND) {
+        change_params<lctx_attend_params>(to, [](lctx_attend_params & p) { p.writes = 1; });
+    }
+    const int at = op == LCTX_OP_INDEX ? 5 : LCTX_ATTEND_HELD + 1;  // after its own sources
+    GGML_ASSERT(!to->src[at] && !to->src[at + 1]);
+    std::copy_n(store->src, 2, to->src + at);  // so that K and V are not overwritten before
 }
 
 ggml_tensor * lctx_attend(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v_pool,

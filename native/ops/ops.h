@@ -64,12 +64,14 @@ struct lctx_store_params {
     lctx_score score;      // of the votes for the rows, when heads evict
     int32_t staged_chunk;  // > 0: the pools are staged units of chunks of this size, and other rows are left out
     lctx_hadamard hadamard;
+    int32_t left;  // 1: the rows are left to a sub-op that follows (lctx_leave_rows)
 };
 
 struct lctx_index_params {
     lctx_op op;
     int32_t bits;
     int32_t hadamard_k;  // of the stored keys
+    int32_t left;        // as of *store*
 };
 
 struct lctx_attend_params {
@@ -85,6 +87,7 @@ struct lctx_attend_params {
     int32_t n_run;       // the first n_run of them, which may be any rows
     lctx_tiles tiles;    // tokens that share their chunks
     lctx_hadamard hadamard;
+    int32_t writes;  // 1: the rows of its *store* are left to it
 };
 
 struct lctx_summarize_params {
@@ -192,6 +195,11 @@ ggml_tensor * lctx_store(ggml_context * ctx, ggml_tensor * k, ggml_tensor * v, g
 //   result:  view of index
 ggml_tensor * lctx_index(ggml_context * ctx, ggml_tensor * k, ggml_tensor * table, ggml_tensor * rows,
                          ggml_tensor * held, ggml_tensor * index, int32_t bits, int32_t hadamard_k);
+
+// Leave the rows of *store*, which `from` is or indexes, to `to`: a device may write them in one launch with it, others
+// write them where they are asked to. Nothing that is computed before `to` may read them. `to` is the *index* of a
+// *store*; or for a single token the *select* by an *index* that they are left to, or else the *attend* of a *store*.
+void lctx_leave_rows(ggml_tensor * from, ggml_tensor * to);
 
 // Attention of every query over its segments.
 //   q:       F32 [head_dim_k, n_head, n_tokens]      not rotated

@@ -419,7 +419,8 @@ bool stores(const ggml_tensor * op) {
 
 bool attends(const ggml_tensor * op) {
     const auto params = lctx_params_of<lctx_attend_params>(op);
-    const ggml_tensor *near = op->src[6], *held = op->src[LCTX_ATTEND_HELD], *staged = op->src[LCTX_ATTEND_HELD + 1];
+    const ggml_tensor *near = op->src[6], *held = op->src[LCTX_ATTEND_HELD];
+    const bool staged = op->src[LCTX_ATTEND_HELD + 1] && !params.writes;
     return fits(op->src[0]->ne[0]) && fits(op->src[2]->ne[0]) && !held && !staged && !params.fixed &&
            (!near || near->nb[3] <= INT32_MAX);
 }
