@@ -541,12 +541,6 @@ REFUSED = (
         "each of the -np sequences has -c tokens and allocates pages as it grows; --kv-limit bounds their sum",
         "LLAMA_ARG_KV_UNIFIED",
     ),
-    Refused(
-        "-cram --cache-ram",
-        "--kv-store keeps cached prefixes on disk; idle sequences keep their KV cache",
-        "LLAMA_ARG_CACHE_RAM",
-        ("0",),
-    ),
 )
 REFUSED_BY_SERVER = (
     Refused(

@@ -80,6 +80,8 @@ def _add_limits(options: Options) -> None:
     add("--queue", parse=integer, help="maximum requests waiting for a sequence (64)")
     add("--max-body", parse=integer, metavar="MIB", help="maximum request size in MiB (64)")
     add("--document-cache", parse=integer, metavar="MIB", help="maximum MiB of prefilled documents (2048)")
+    help = "maximum MiB of sequences that lost their slots; 0: none, -1: no limit (8192, or a quarter of free memory)"
+    add("-cram", "--cache-ram", parse=cache_ram, metavar="MIB", env=True, help=help)
     help = "unsupported fields: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=help)
     help = "pictures, files and unknown parts in turns before the last: put a note in their place, or refuse (note)"
@@ -121,6 +123,14 @@ def _add_answers(options: Options) -> None:
     options.add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
     switch("--stop-in-reasoning", help="let stop strings act on reasoning and calls too, as in llama.cpp (off)")
     switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
+
+
+def cache_ram(text: str) -> int:
+    """Return a number of MiB in bytes; -1 is no limit."""
+    n = integer(text)
+    if n < -1:
+        raise ValueError(f"{n} MiB: the number must be 0 or more, or -1 for no limit")
+    return sys.maxsize if n == -1 else n << 20
 
 
 def run(args: argparse.Namespace) -> int:
@@ -183,6 +193,7 @@ def settings(args: argparse.Namespace) -> "Settings":
         api_keys=api_keys(args),
         hosts=(*(args.allowed_hosts or ()), args.host or HOST),
         slot_folder=Path(args.slot_save_path) if args.slot_save_path else None,
+        parked_bytes=args.cache_ram,
         cors_origins=tuple(one for word in args.cors_origin or () for one in word.split(",")),
         n_predict=limit if limit and limit > 0 else None,
         sampling=sampling,
