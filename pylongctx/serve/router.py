@@ -171,7 +171,6 @@ def _add_ollama(app: FastAPI, router: Router) -> None:
     """Add Ollama's routes about models."""
 
     @app.get("/api/tags")
-    @app.head("/api/tags")
     def tags() -> Object:
         return {"models": list(_cards(router))}
 
@@ -189,7 +188,6 @@ def _add_ollama(app: FastAPI, router: Router) -> None:
         return JSONResponse(card.shown(source.path, {}))
 
     @app.get("/api/version")
-    @app.head("/api/version")
     async def version() -> Object:
         return {"version": ollama.VERSION}
 
