@@ -122,6 +122,7 @@ def _add_answers(options: Options) -> None:
     env, help = "LLAMA_ARG_THINK", "reasoning: in a separate field (auto, deepseek), or part of the answer (none)"
     options.add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
     switch("--stop-in-reasoning", help="let stop strings act on reasoning and calls too, as in llama.cpp (off)")
+    switch("--penalize-prompt", help="let penalties count the tokens of the prompt too, as in llama.cpp (off)")
     switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
 
 
@@ -155,6 +156,7 @@ def run(args: argparse.Namespace) -> int:
         host = open_model(args, partial(Host, n_seq=n_seq), n_seq=n_seq)
         host.templates.reasoning_format = args.reasoning_format
         host.templates.stops_reasoning = bool(args.stop_in_reasoning)
+        host.penalizes_prompt = bool(args.penalize_prompt)
         service = Service(host, wanted, vectors)
         if host.session.context.why:
             LOG.info(host.session.context.why)
