@@ -12,7 +12,7 @@ from pylongctx.engine.documents import Documents
 from pylongctx.engine.drafting import StepTimes
 from pylongctx.engine.job import Cancelled, Counters, Job, Row
 from pylongctx.engine.loader import Loader, Readers, is_missing
-from pylongctx.engine.parked import Parked
+from pylongctx.engine.parked import Parked, PromptEnd, evicts
 from pylongctx.engine.reuse import Library, Source
 from pylongctx.engine.session import Part, Session, evaluate
 from pylongctx.engine.share import Pace, Share, divide, keep_guess
@@ -50,6 +50,9 @@ class Engine:
         self.tracer = Tracer(sessions[0])
         self.library = library
         self.parked = Parked(parked_bytes)
+        if parked_bytes:
+            for session in filter(evicts, sessions):
+                session.watchers.append(PromptEnd(session, self.parked))
         self.closing = False
         self.lost: DeviceLost | None = None  # if set, evaluation is no longer possible
         self._pace = Pace(step_seconds)

@@ -1,17 +1,31 @@
-"""Sequences that lost their slots, kept in memory: a conversation goes on after a request in between."""
+"""Sequences kept in memory: those that lost their slots, and ends of prompts to which a method cannot go back."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pylongctx._log import LOG
 from pylongctx.engine.prefix import longest_prefix
-from pylongctx.engine.reuse import Load, Piece, Source, Tokens
+from pylongctx.engine.reuse import NO_LOGITS, Load, Piece, Source, Tokens
 from pylongctx.engine.saved_state import LlamaRAMCache, LlamaState
-from pylongctx.engine.session import Session
+from pylongctx.engine.session import TAIL, Session
 from pylongctx.engine.states import States
 from pylongctx.errors import LctxError
 
 WORTH = 0.25  # fraction of a state's tokens that it must save to be loaded, since all of them are copied
+
+
+def evicts(session: Session) -> bool:
+    """Return True if the method of a sequence evicts while it reads or answers."""
+    parts = session.method.parts if session.method else ()
+    return any(part.role == "rule" and not part.waits for part in parts)
+
+
+def can_cut(session: Session) -> bool:
+    """Return True if a sequence can be cut after its state was loaded, which has no checkpoints."""
+    return not (session.context.rollback or evicts(session))
 
 
 class ParkedStates(States):
@@ -23,14 +37,13 @@ class ParkedStates(States):
         super().__init__(session, dict)  # the states of one process have the same identity
         self.cache = cache
         self._kept = cache.cache_state
+        self._cuts = can_cut(session)
 
     def covers(self, tokens: Tokens, held: int) -> Piece | None:
         """Return the state with the longest prefix of a prompt, if loading it takes less than it saves."""
         piece = super().covers(tokens, held)
-        if piece is None or piece.end - held < WORTH * piece.key.n_tokens:
-            return None
-        rewinds = piece.end < piece.key.n_tokens and self.context.rollback  # a state has no checkpoints
-        return None if rewinds else piece
+        pays = piece is not None and piece.end - held >= WORTH * piece.key.n_tokens
+        return piece if pays else None
 
     def fetch(self, piece: Piece) -> Iterator[Load]:
         """Yield the state."""
@@ -39,9 +52,10 @@ class ParkedStates(States):
         return super().fetch(piece)
 
     def _cached(self, tokens: Tokens) -> LlamaState | None:
-        """Return the state with the longest prefix; only ``fetch`` counts as its use."""
-        states = self._kept.values()
-        return max(states, key=lambda state: longest_prefix(state.input_ids, tokens), default=None)
+        """Return the state with the longest usable prefix; only ``fetch`` counts as its use."""
+        lengths = {state: longest_prefix(state.input_ids, tokens) for state in self._kept.values()}
+        usable = [state for state, n in lengths.items() if self._cuts or n == state.n_tokens]
+        return max(usable, key=lambda state: lengths[state], default=None)
 
 
 class Parked:
@@ -59,14 +73,18 @@ class Parked:
         """Return the source of an owner's prompts on a sequence, or none if nothing is parked."""
         return [ParkedStates(session, self._cache(owner))] if self.capacity > 0 else []
 
-    def park(self, session: Session) -> None:
-        """Keep a sequence, unless it has rows that are only valid in it, such as those of documents."""
+    def park(self, session: Session, as_it_is: bool = False) -> None:
+        """Keep a sequence, unless it has rows that are only valid in it, such as those of documents.
+
+        ``as_it_is``: it is in a step, and its cache is that of its tokens.
+        """
         if self.capacity <= 0 or not session.n_tokens or session.placed:
             return
         cache = self._cache(session.owner)
         try:
             if self._has_room(session, cache.cache_state):
-                ParkedStates(session, cache).remember()
+                saved = _as_it_is(session) if as_it_is else session.save()
+                cache[saved[0].tolist()] = LlamaState(*saved, {})
         except (LctxError, MemoryError) as reason:  # it is lost, as it would be without this
             LOG.warning("a sequence is not kept: %s", reason)
         self.n_bytes = self._held()
@@ -81,7 +99,7 @@ class Parked:
         if size > self.capacity:
             LOG.info("a sequence of %d bytes is not kept: --cache-ram allows %d", size, self.capacity)
             return False
-        if not session.context.rollback:  # the longer state can be cut
+        if can_cut(session):  # the longer state is enough
             for shorter in [name for name in kept if tokens.startswith(name)]:
                 del kept[shorter]
         while (held := self._held()) and held + size > self.capacity:
@@ -96,3 +114,31 @@ class Parked:
         cache = self._caches.setdefault(owner, LlamaRAMCache(self.capacity))
         self._caches.move_to_end(owner)
         return cache
+
+
+def _as_it_is(session: Session) -> tuple[Tokens, NDArray[np.float32], NDArray[np.uint8]]:
+    return session.tokens.copy(), NO_LOGITS, session.context.state(session.seq)
+
+
+class PromptEnd:
+    """A ``Watcher`` that parks a sequence shortly before the end of each prompt.
+
+    It is for methods that evict: they cannot go back there when the next prompt lacks the reasoning of the answer.
+    """
+
+    def __init__(self, session: Session, parked: Parked) -> None:
+        self._session, self._parked = session, parked
+        self._at = 0
+
+    def begin(self, pos: int, n: int) -> None:
+        """Record where a text of ``n`` tokens ends."""
+        self._at = self._session.context.cut_before(pos + n - TAIL) if n > TAIL else 0
+
+    def limit_step(self, pos: int, n: int) -> int:
+        """Return how many of ``n`` tokens a step may evaluate: it ends where the sequence is parked."""
+        return min(n, self._at - pos) if self._at > pos else n
+
+    def reach(self, start: int, end: int) -> None:
+        """Park the sequence at that place."""
+        if end == self._at:
+            self._parked.park(self._session, as_it_is=True)

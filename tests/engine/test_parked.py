@@ -8,6 +8,8 @@ from serving import poster, running
 
 need("server", "fastapi", "httpx")
 
+from pylongctx.engine.session import TAIL  # noqa: E402
+
 SIZE = 64 << 20
 STORY = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 3
 MORE = " And then, on a Tuesday, everything changed."
@@ -70,6 +72,27 @@ def test_what_cannot_be_cut_goes_on(name, tmp_path):
         complete(title)
         server.erase()
         assert complete([*first, *said, *more])[0] == want
+
+
+RULES = ["corm,window=8,recent=24,evict_every=16", "h2o,budget=64", "longheads,chunk_size=16,window=64+tova,budget=96"]
+
+
+@pytest.mark.parametrize("n_seq", [1, 2])
+@pytest.mark.parametrize("method", RULES)
+def test_a_turn_without_the_last_reasoning_evaluates_its_end(embedded_f32, method, n_seq):
+    """What a rule has evicted since the prompt does not come back, so its end is kept."""
+    settings = {"parked_bytes": SIZE}
+    with running(n_seq=n_seq, path=embedded_f32, method=method, settings=settings, **F32) as server:
+        post = poster(server)
+        asked = {"temperature": 0.0, "ignore_eos": True, "return_tokens": True}
+        prompt = server.host.tokens(STORY * 2)
+        for turn in range(3):
+            n = post("/completion", prompt=prompt, n_predict=60, **asked)["timings"]["prompt_n"]
+            assert turn == 0 or n <= TAIL + 20
+            prompt = [*prompt[:-3], *range(300 + 20 * turn, 320 + 20 * turn)]  # no reasoning, an answer, a question
+        want = post("/completion", prompt=prompt, n_predict=20, **asked)["tokens"]
+        fresh = post("/completion", prompt=prompt, n_predict=20, cache_prompt=False, **asked)["tokens"]
+        assert want == fresh
 
 
 def test_nothing_is_kept_where_nothing_may_be(embedded_model):
