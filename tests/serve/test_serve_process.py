@@ -122,6 +122,7 @@ def test_options_reach_the_server():
         (model,) = http.get("/v1/models").json()["data"]
         assert (model["id"], model["aliases"], model["tags"]) == ("mine", ["mine", "yours"], ["a", "b"])
         assert http.get("/v1/models/yours").json() == model
+        assert model["architecture"] == {"input_modalities": ["text"], "output_modalities": ["text"]}
         params = http.get("/props").json()["default_generation_settings"]["params"]
         assert (params["dry_multiplier"], params["samplers"]) == (0.8, ["dry", "top_k"])
         assert http.get("/props").json()["total_slots"] == 3

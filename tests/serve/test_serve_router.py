@@ -282,6 +282,8 @@ def test_what_the_server_says_of_itself(server):
     props = server.http.get("/props").json()
     assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 2, True)
     assert server.http.get("/props", params={"model": "one"}).json()["model_alias"] == "one"
+    (one,) = [model for model in server.http.get("/v1/models").json()["data"] if model["id"] == "one"]
+    assert one["architecture"]["input_modalities"] == ["text"]
     assert server.http.get("/v1/models/one").json()["id"] == "one"
     assert "<html" in server.http.get("/").text
     assert server.http.head("/").status_code == 200
