@@ -25,6 +25,7 @@ from pylongctx.completions.request import (
     are_prompts,
     flattened,
     job_of,
+    joined,
     prompt_tokens,
     sampling_params,
     stop_words,
@@ -453,6 +454,8 @@ stopping_criteria, **more
         prompt = conversation.fit(given["max_tokens"]) if source.evicts else conversation.prompt()
         rendered, tokens = prompt.rendered, prompt.tokens
         own_grammar = constraint(given["grammar"]) or rendered.constraint
+        if (budget := self._templates.budget(rendered)) is not None:
+            given = {**given, "logits_processor": joined(given["logits_processor"], budget)}
         params = sampling_params(given, self._seeds, self.last_n_tokens_size)
         sampler = Sampler(model, params, own_grammar, tokens, self.penalizes_prompt)
         piece = partial(self._piece, tokens_of(model, rendered.preserved))

@@ -550,12 +550,6 @@ REFUSED_BY_SERVER = (
         "LLAMA_ARG_CACHE_REUSE",
         ("0",),
     ),
-    Refused(
-        "--reasoning-budget",
-        "reasoning is not counted separately: -n bounds the answer; for 0 use --reasoning off",
-        "LLAMA_ARG_THINK_BUDGET",
-        ("-1",),
-    ),
     Refused("--tools", "the chat page has no tools; clients send tools in requests", "LLAMA_ARG_TOOLS"),
 )
 # options with the value that requests what pylongctx always does

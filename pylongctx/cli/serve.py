@@ -17,6 +17,7 @@ from pylongctx.cli.generation import add_sampling_options, add_template_options,
 from pylongctx.cli.options import add_foreign_options, add_llama_options, advised_sampling, model_path, open_model
 
 if TYPE_CHECKING:
+    from pylongctx.chat.template import Templates
     from pylongctx.llama import Llama
     from pylongctx.planning import Device
     from pylongctx.serve.router import Router
@@ -125,6 +126,8 @@ def _add_answers(options: Options) -> None:
     env, help = "LLAMA_ARG_THINK", "reasoning: in a separate field (auto, deepseek), or part of the answer (none)"
     options.add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
     switch("--stop-in-reasoning", help="let stop strings act on reasoning and calls too, as in llama.cpp (off)")
+    env, help = "LLAMA_ARG_THINK_BUDGET", "maximum tokens of reasoning, then its end tag follows; -1: no limit (-1)"
+    options.add("--reasoning-budget", parse=reasoning_budget, env=env, help=help)
     switch("--penalize-prompt", help="let penalties count the tokens of the prompt too, as in llama.cpp (off)")
     switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
 
@@ -159,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
         host = open_model(args, partial(Host, n_seq=n_seq), n_seq=n_seq)
         host.templates.reasoning_format = args.reasoning_format
         host.templates.stops_reasoning = bool(args.stop_in_reasoning)
+        limit_reasoning(host.templates, args.reasoning_budget)
         host.penalizes_prompt = bool(args.penalize_prompt)
         service = Service(host, wanted, vectors)
         if host.session.context.why:
@@ -166,6 +170,23 @@ def run(args: argparse.Namespace) -> int:
         if args.socket is None:
             announce(listeners, wanted)
         return serve(service, listeners)
+
+
+def reasoning_budget(text: str) -> int:
+    """Return a number of tokens, -1 for no limit."""
+    n = integer(text)
+    if n < -1:
+        raise ValueError(f"{n} tokens: the number must be 0 or more, or -1 for no limit")
+    return n
+
+
+def limit_reasoning(templates: "Templates", n: int | None) -> None:
+    """Limit the reasoning of all answers; the log says when the template marks none."""
+    if n is None or n == -1:
+        return
+    templates.reasoning_budget = n
+    if templates.template.reasoning_tags is None:
+        LOG.warning("--reasoning-budget %d has no effect: the chat template does not mark reasoning", n)
 
 
 def address(args: argparse.Namespace) -> Address:
