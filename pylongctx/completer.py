@@ -25,6 +25,7 @@ from pylongctx.completions.request import (
     are_prompts,
     flattened,
     job_of,
+    joined,
     prompt_tokens,
     sampling_params,
     stop_words,
@@ -68,7 +69,7 @@ class Completer:
 
     The source generates the tokens, ``name`` is the model's in answers, and penalties consider the last
     ``last_n_tokens_size`` tokens. With ``prefills`` an answer continues a last message of the assistant, as in
-    llama-server; else it is a new message.
+    llama-server; else it is a new message. With ``penalizes_prompt``, penalties also count the tokens of the prompt.
     """
 
     def __init__(
@@ -81,9 +82,11 @@ class Completer:
         last_n_tokens_size: int = 64,
         chat_handler: LlamaChatCompletionHandler | None = None,
         prefills: bool = False,
+        penalizes_prompt: bool = False,
     ) -> None:
         self.last_n_tokens_size = check_count("last_n_tokens_size", last_n_tokens_size, 0)
         self.prefills = prefills
+        self.penalizes_prompt = penalizes_prompt
         self.chat_handler = chat_handler
         self._model = model
         self._source = source
@@ -262,7 +265,7 @@ class Completer:
         model, source, n_top = self._model, self._source, given["logprobs"]
         params = sampling_params(given, self._seeds, self.last_n_tokens_size)
         held, tokens = constraint(given["grammar"]), prompt_tokens(source, prompt)
-        sampler = Sampler(model, params, held, tokens)
+        sampler = Sampler(model, params, held, tokens, self.penalizes_prompt)
         scorer = None if n_top is None else Scorer(model, check_count("logprobs", n_top, 0))
         evictions = halves(model, tokens, n_keep, source.n_ctx) if source.evicts else None
         text = prompt if isinstance(prompt, str) else ""
@@ -451,8 +454,10 @@ stopping_criteria, **more
         prompt = conversation.fit(given["max_tokens"]) if source.evicts else conversation.prompt()
         rendered, tokens = prompt.rendered, prompt.tokens
         own_grammar = constraint(given["grammar"]) or rendered.constraint
+        if (budget := self._templates.budget(rendered)) is not None:
+            given = {**given, "logits_processor": joined(given["logits_processor"], budget)}
         params = sampling_params(given, self._seeds, self.last_n_tokens_size)
-        sampler = Sampler(model, params, own_grammar, tokens)
+        sampler = Sampler(model, params, own_grammar, tokens, self.penalizes_prompt)
         piece = partial(self._piece, tokens_of(model, rendered.preserved))
         n_top = check_count("top_logprobs", given["top_logprobs"] or 0, 0)
         scorer = Scorer(model, n_top, piece) if given["logprobs"] else None

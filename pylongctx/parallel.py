@@ -63,6 +63,7 @@ class Host:
         self.seed: int = given["seed"]
         self.verbose = self._opened.verbose
         self.last_n_tokens_size: int = given["last_n_tokens_size"]
+        self.penalizes_prompt = False  # whether penalties of all answers count the tokens of the prompt
         self.draft_model: DraftModel | None = self._opened.draft_model
         if not self._opened.verbose:
             lib.lctx_log_set_level(0)  # llama.cpp logs disconnected clients as errors; other errors become exceptions
@@ -166,7 +167,16 @@ class EngineSource(SessionSource):
     def completer(self) -> Completer:
         """Return a Completer that takes its tokens from here."""
         host, last_n = self.host, self.host.n_ctx if self._last_n < 0 else self._last_n
-        return Completer(host.model, self, host.name, host.templates, host.seed, last_n, prefills=self._prefills)
+        return Completer(
+            host.model,
+            self,
+            host.name,
+            host.templates,
+            host.seed,
+            last_n,
+            prefills=self._prefills,
+            penalizes_prompt=host.penalizes_prompt,
+        )
 
     def cancel(self) -> None:
         """Cancel the job, since the reader is gone."""

@@ -11,6 +11,7 @@ from pylongctx._lib import error, lib
 from pylongctx._log import LOG
 from pylongctx.chat import formats
 from pylongctx.chat.answer import AnswerParser
+from pylongctx.chat.budget import ReasoningBudget, Tags
 from pylongctx.chat.formats import registered_handler
 from pylongctx.engine.model import Model
 from pylongctx.engine.sampling.schema import SHARED, EnforcedSchema, hold, warn_of
@@ -177,6 +178,14 @@ class ChatTemplate:
         self.info: dict[str, Any] = {"source": source, **found}  # and caps: what the template supports
         self.reasoning_format: str | None = None  # llama.cpp's name; "none" leaves reasoning in the text
 
+    @cached_property
+    def reasoning_tags(self) -> Tags | None:
+        """The texts that begin and end reasoning; None: there are none. llama.cpp names them beside a grammar only."""
+        asked = {"messages": [{"role": "user", "content": "a"}], "json_schema": {"type": "object"}}
+        found = self._apply(asked)["constraint"] or {}
+        ends = found.get("thinking_ends")
+        return (found["thinking_start"].strip(), ends[0]) if ends and found["thinking_start"].strip() else None
+
     def render(self, request: Mapping[str, Any], strict: bool = True) -> Rendered:
         """Render a request, see ``lctx_template_apply``; InvalidInput when the template refuses it.
 
@@ -269,6 +278,7 @@ class Templates:
         self.name = name
         self.reasoning_format: str | None = None  # of the template
         self.stops_reasoning = False  # whether stop strings act on all text that the model generates, as in llama.cpp
+        self.reasoning_budget: int | None = None  # most tokens of an answer's reasoning
         self._model = model
         if name is not None and registered_handler(name) is None:
             self._named(name)
@@ -279,6 +289,14 @@ class Templates:
         found = ChatTemplate(self._model, *(self._own() if self.name is None else self._named(self.name)))
         found.reasoning_format = self.reasoning_format
         return found
+
+    def budget(self, rendered: Rendered) -> ReasoningBudget | None:
+        """Return what limits the reasoning of an answer; None: nothing does, or the template has no reasoning."""
+        tags = None if self.reasoning_budget is None else self.template.reasoning_tags
+        if self.reasoning_budget is None or tags is None:
+            return None
+        begun = json.loads(rendered.syntax)["generation_prompt"]
+        return ReasoningBudget(self._model, self.reasoning_budget, tags, begun)
 
     def _named(self, name: str) -> formats.Format:
         if not name.startswith(OWN_TEMPLATE):

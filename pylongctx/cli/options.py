@@ -541,12 +541,6 @@ REFUSED = (
         "each of the -np sequences has -c tokens and allocates pages as it grows; --kv-limit bounds their sum",
         "LLAMA_ARG_KV_UNIFIED",
     ),
-    Refused(
-        "-cram --cache-ram",
-        "--kv-store keeps cached prefixes on disk; idle sequences keep their KV cache",
-        "LLAMA_ARG_CACHE_RAM",
-        ("0",),
-    ),
 )
 REFUSED_BY_SERVER = (
     Refused(
@@ -555,12 +549,6 @@ REFUSED_BY_SERVER = (
         "--method full,spans=N, or --overflow evict_middle",
         "LLAMA_ARG_CACHE_REUSE",
         ("0",),
-    ),
-    Refused(
-        "--reasoning-budget",
-        "reasoning is not counted separately: -n bounds the answer; for 0 use --reasoning off",
-        "LLAMA_ARG_THINK_BUDGET",
-        ("-1",),
     ),
     Refused("--tools", "the chat page has no tools; clients send tools in requests", "LLAMA_ARG_TOOLS"),
 )

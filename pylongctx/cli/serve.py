@@ -17,18 +17,21 @@ from pylongctx.cli.generation import add_sampling_options, add_template_options,
 from pylongctx.cli.options import add_foreign_options, add_llama_options, advised_sampling, model_path, open_model
 
 if TYPE_CHECKING:
+    from pylongctx.chat.template import Templates
     from pylongctx.llama import Llama
     from pylongctx.planning import Device
     from pylongctx.serve.router import Router
     from pylongctx.serve.service import Settings
 
 
+HOSTS = "LLAMA_ARG_HOST"
 HOST, PORT, PARALLEL = "127.0.0.1", 8080, 4
 EPILOG = f"Clients: OpenAI(base_url='http://{HOST}:{PORT}/v1', api_key='none'), or a browser at http://{HOST}:{PORT}/."
 KEY = "LLAMA_API_KEY"
 FORMATS = ("auto", "deepseek", "none")  # of reasoning
 POLICIES = ("warn", "ignore", "refuse")  # for fields that have no effect
 CONTENT = ("note", "refuse")  # pictures and other content that cannot be read
+Address = tuple[list[str], int, bool]
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
     *("method", "overflow", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
@@ -57,7 +60,8 @@ def add_parser(commands: Any) -> None:
 def _add_address(options: Options) -> None:
     """Add where the server listens, and what it serves there."""
     add = options.add
-    add("--host", metavar="IP", env=True, help=f"address to listen on ({HOST}: this machine only)")
+    help = f"addresses to listen on, or the path of a Unix socket that ends with .sock ({HOST}: this machine only)"
+    options.several("--host", metavar="IP", env=HOSTS, help=help)
     add("--port", parse=integer, env=True, help=f"port ({PORT})")
     add_router_options(options)
     add("-np", "--parallel", parse=integer, env="LLAMA_ARG_N_PARALLEL", help=f"sequences of -c tokens ({PARALLEL})")
@@ -80,6 +84,8 @@ def _add_limits(options: Options) -> None:
     add("--queue", parse=integer, help="maximum requests waiting for a sequence (64)")
     add("--max-body", parse=integer, metavar="MIB", help="maximum request size in MiB (64)")
     add("--document-cache", parse=integer, metavar="MIB", help="maximum MiB of prefilled documents (2048)")
+    help = "maximum MiB of sequences that lost their slots; 0: none, -1: no limit (8192, or a quarter of free memory)"
+    add("-cram", "--cache-ram", parse=cache_ram, metavar="MIB", env=True, help=help)
     help = "unsupported fields: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=help)
     help = "pictures, files and unknown parts in turns before the last: put a note in their place, or refuse (note)"
@@ -120,14 +126,25 @@ def _add_answers(options: Options) -> None:
     env, help = "LLAMA_ARG_THINK", "reasoning: in a separate field (auto, deepseek), or part of the answer (none)"
     options.add("--reasoning-format", parse=one_of(FORMATS), metavar="|".join(FORMATS), env=env, help=help)
     switch("--stop-in-reasoning", help="let stop strings act on reasoning and calls too, as in llama.cpp (off)")
+    env, help = "LLAMA_ARG_THINK_BUDGET", "maximum tokens of reasoning, then its end tag follows; -1: no limit (-1)"
+    options.add("--reasoning-budget", parse=reasoning_budget, env=env, help=help)
+    switch("--penalize-prompt", help="let penalties count the tokens of the prompt too, as in llama.cpp (off)")
     switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
+
+
+def cache_ram(text: str) -> int:
+    """Return a number of MiB in bytes; -1 is no limit."""
+    n = integer(text)
+    if n < -1:
+        raise ValueError(f"{n} MiB: the number must be 0 or more, or -1 for no limit")
+    return sys.maxsize if n == -1 else n << 20
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the model and serve it until Ctrl-C or SIGTERM."""
     try:
         from pylongctx.parallel import Host
-        from pylongctx.serve.server import announce, inherited, listen, serve, share_heaps
+        from pylongctx.serve.server import announce, inherited, listening, serve, share_heaps
         from pylongctx.serve.service import Service
     except ModuleNotFoundError as reason:
         raise ImportError(f"the server needs more packages ({reason}): pip install 'pylongctx[server]'") from reason
@@ -139,25 +156,54 @@ def run(args: argparse.Namespace) -> int:
     if args.rpc and args.socket is None:
         return run_supervised(args, model_path(args), settings(args), address(args))
     wanted = settings(args)
-    with listen(*address(args)) if args.socket is None else inherited(args.socket) as listener:
+    with listening(*address(args)) if args.socket is None else inherited(args.socket) as listeners:
         vectors = embedder(args) if args.embeddings or args.reranking else None
         n_seq = PARALLEL if args.parallel is None else args.parallel
         host = open_model(args, partial(Host, n_seq=n_seq), n_seq=n_seq)
         host.templates.reasoning_format = args.reasoning_format
         host.templates.stops_reasoning = bool(args.stop_in_reasoning)
+        limit_reasoning(host.templates, args.reasoning_budget)
+        host.penalizes_prompt = bool(args.penalize_prompt)
         service = Service(host, wanted, vectors)
         if host.session.context.why:
             LOG.info(host.session.context.why)
         if args.socket is None:
-            announce(listener, wanted)
-        return serve(service, listener)
+            announce(listeners, wanted)
+        return serve(service, listeners)
 
 
-def address(args: argparse.Namespace) -> tuple[str, int, bool]:
-    """Return the host and port to listen on, and whether other servers may share the port."""
+def reasoning_budget(text: str) -> int:
+    """Return a number of tokens, -1 for no limit."""
+    n = integer(text)
+    if n < -1:
+        raise ValueError(f"{n} tokens: the number must be 0 or more, or -1 for no limit")
+    return n
+
+
+def limit_reasoning(templates: "Templates", n: int | None) -> None:
+    """Limit the reasoning of all answers; the log says when the template marks none."""
+    if n is None or n == -1:
+        return
+    templates.reasoning_budget = n
+    if templates.template.reasoning_tags is None:
+        LOG.warning("--reasoning-budget %d has no effect: the chat template does not mark reasoning", n)
+
+
+def address(args: argparse.Namespace) -> Address:
+    """Return the hosts and the port to listen on, and whether other servers may share the port."""
     if args.port is not None and not 0 <= args.port < 1 << 16:
         raise ValueError(f"--port must be from 0 to {(1 << 16) - 1}, not {args.port}; 0 takes a free one")
-    return args.host or HOST, PORT if args.port is None else args.port, bool(args.reuse_port)
+    from pylongctx.serve.server import is_path
+
+    hosts = hosts_of(args)
+    if args.reuse_port and (paths := [host for host in hosts if is_path(host)]):
+        raise ValueError(f"--reuse-port shares a port, but {paths[0]} is a Unix socket: leave one of them out")
+    return hosts, PORT if args.port is None else args.port, bool(args.reuse_port)
+
+
+def hosts_of(args: argparse.Namespace) -> list[str]:
+    """Return the hosts to listen on."""
+    return _words(",".join(args.host or [os.environ.get(HOSTS, "")])) or [HOST]
 
 
 def settings(args: argparse.Namespace) -> "Settings":
@@ -181,8 +227,9 @@ def settings(args: argparse.Namespace) -> "Settings":
         aliases=tuple(aliases),
         tags=tuple(_words(args.tags)),
         api_keys=api_keys(args),
-        hosts=(*(args.allowed_hosts or ()), args.host or HOST),
+        hosts=(*(args.allowed_hosts or ()), *hosts_of(args)),
         slot_folder=Path(args.slot_save_path) if args.slot_save_path else None,
+        parked_bytes=args.cache_ram,
         cors_origins=tuple(one for word in args.cors_origin or () for one in word.split(",")),
         n_predict=limit if limit and limit > 0 else None,
         sampling=sampling,
@@ -274,7 +321,7 @@ def model_words(args: argparse.Namespace) -> list[str]:
     return [word for several in words for word in several.split(",") if word]
 
 
-def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: tuple[str, int, bool]) -> int:
+def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: Address) -> int:
     """Serve several models until Ctrl-C or SIGTERM, each in its own process."""
     from pylongctx.serve.children import Children, Limits, Shelf
     from pylongctx.serve.router import Router
@@ -287,7 +334,7 @@ def run_router(args: argparse.Namespace, words: list[str], settings: "Settings",
     return _run(Router(shelf, children, settings, args.autoload is not False), address)
 
 
-def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", address: tuple[str, int, bool]) -> int:
+def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", address: Address) -> int:
     """Serve a model in a process that is restarted when it exits, such as after the loss of an RPC server."""
     from pylongctx.serve.children import Children, Limits, OneModel
     from pylongctx.serve.router import Router
@@ -299,14 +346,14 @@ def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", ad
     return _run(Router(OneModel(settings.alias, path), children, settings, loads_first=True), address)
 
 
-def _run(router: "Router", address: tuple[str, int, bool]) -> int:
+def _run(router: "Router", address: Address) -> int:
     from pylongctx.serve.router import create_app
-    from pylongctx.serve.server import announce, expect_signals, listen, make_server
+    from pylongctx.serve.server import announce, expect_signals, listening, make_server
 
-    with listen(*address) as listener:
-        announce(listener, router.settings)
+    with listening(*address) as listeners:
+        announce(listeners, router.settings)
         expect_signals()
-        make_server(create_app(router), router.settings).run([listener])
+        make_server(create_app(router), router.settings).run(listeners)
     return 0
 
 

@@ -13,6 +13,7 @@ from pylongctx._guess import guess
 from pylongctx.completions.grammar import LlamaGrammar
 from pylongctx.engine.sampling.params import KEYWORDS, NUMBERS, SamplingParams
 from pylongctx.engine.sampling.sampler import (
+    LogitsProcessor,
     MinTokensLogitsProcessor,
     Processors,
     Sampler,
@@ -220,5 +221,10 @@ def _processors(model: Model, given: Mapping[str, Any], stops: NDArray[np.int32]
     if n == 0:
         return processors
     ends = np.union1d(model.end_tokens, stops)
+    return joined(processors, MinTokensLogitsProcessor(n, ends))
+
+
+def joined(processors: Processors, last: LogitsProcessor) -> list[LogitsProcessor]:
+    """Return logits processors with one more behind them."""
     others = [] if processors is None else [processors] if callable(processors) else list(processors)
-    return [*others, MinTokensLogitsProcessor(n, ends)]
+    return [*others, last]

@@ -287,6 +287,10 @@ class Context:
             else:
                 lib.lctx_seq_rm(self.handle, seq, 0, -1)
 
+    def state_size(self, seq: int = 0) -> int:
+        """Return the bytes of ``state``."""
+        return self._ask(lib.lctx_state_size, seq)
+
     def state(self, seq: int = 0) -> NDArray[np.uint8]:
         """Return the KV cache of a sequence as bytes."""
         with self._lock:

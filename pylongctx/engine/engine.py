@@ -12,6 +12,7 @@ from pylongctx.engine.documents import Documents
 from pylongctx.engine.drafting import StepTimes
 from pylongctx.engine.job import Cancelled, Counters, Job, Row
 from pylongctx.engine.loader import Loader, Readers, is_missing
+from pylongctx.engine.parked import Parked, PromptEnd, evicts
 from pylongctx.engine.reuse import Library, Source
 from pylongctx.engine.session import Part, Session, evaluate
 from pylongctx.engine.share import Pace, Share, divide, keep_guess
@@ -25,9 +26,10 @@ class Engine:
 
     It has no thread: its driver calls ``assign_waiting`` and ``step``. Other threads may only call ``interrupt``.
 
-    Each of the sequences, all of one context, is a slot. Sources of prompts are these, the ``library`` (the KV store)
-    and ``states``. Other threads call ``wake`` when ``can_step`` or ``can_assign`` may have become true.
-    ``step_seconds`` limits a step with both answers and prompts, see ``Pace``.
+    Each of the sequences, all of one context, is a slot. Sources of prompts are these, the ``library`` (the KV store),
+    ``states``, and up to ``parked_bytes`` of sequences that lost their slots. Other threads call ``wake`` when
+    ``can_step`` or ``can_assign`` may have become true. ``step_seconds`` limits a step with both answers and prompts,
+    see ``Pace``.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Engine:
         states: Sequence[Source] = (),
         wake: Callable[[], None] = lambda: None,
         step_seconds: float | None = None,
+        parked_bytes: int = 0,
     ) -> None:
         self.model, self.context = sessions[0].model, sessions[0].context
         self.slots = [Slot(session) for session in sessions]
@@ -46,11 +49,15 @@ class Engine:
         self.documents = Documents(self.model, self.context)
         self.tracer = Tracer(sessions[0])
         self.library = library
+        self.parked = Parked(parked_bytes)
+        if parked_bytes:
+            for session in filter(evicts, sessions):
+                session.watchers.append(PromptEnd(session, self.parked))
         self.closing = False
         self.lost: DeviceLost | None = None  # if set, evaluation is no longer possible
         self._pace = Pace(step_seconds)
         self._times = StepTimes()
-        self._loader = Loader(self.slots, self.counters, library, states, wake)
+        self._loader = Loader(self.slots, self.counters, library, states, self.parked, wake)
         self._readers = Readers(self.documents, library, wake)
         self._rows = np.empty((len(sessions), self.context.n_vocab), np.float32)
         self._n_ended = 0
@@ -165,7 +172,7 @@ class Engine:
         job.started_at, job.forerunner = time.monotonic(), None
         try:
             slot, other = choose(self.slots, job)
-            self._loader.prepare(job, slot.session, other)
+            self._loader.prepare(job, slot, other)
             if job.traced:
                 self.tracer.start(job, slot.session)
         except Exception as reason:
@@ -274,7 +281,9 @@ class Engine:
             return
         idle = [slot for slot in self.slots if slot.job is None and slot.session.n_tokens]
         if idle:
-            min(idle, key=lambda slot: slot.used).session.clear()
+            session = min(idle, key=lambda slot: slot.used).session
+            self.parked.park(session)
+            session.clear()
         elif len(shares) == 1:
             slot, job = shares[0].slot, shares[0].job
             if not self._shorten(slot, job):

@@ -9,6 +9,7 @@ from pylongctx._log import LOG
 from pylongctx.engine.compress import CompressionReport, compress
 from pylongctx.engine.documents import Document, Documents, placed_up_to, without
 from pylongctx.engine.job import Counters, Job
+from pylongctx.engine.parked import Parked
 from pylongctx.engine.reuse import Fetch, Held, Library, Now, Piece, Source, apply, hold, plan
 from pylongctx.engine.session import NO_ROWS, Session
 from pylongctx.engine.slots import Slot
@@ -20,8 +21,8 @@ PAUSE_FACTOR = 9  # pause between loads, as a multiple of the time of a load
 class Loader:
     """Plans prompts, and loads their pieces between steps.
 
-    Its sources are the sequences of the slots, the ``library`` (the KV store) and ``states``. The thread of a source
-    calls ``wake`` when it has data to load.
+    Its sources are the sequences of the slots, the ``library`` (the KV store), ``states``, and ``parked`` sequences.
+    The thread of a source calls ``wake`` when it has data to load.
     """
 
     def __init__(
@@ -30,16 +31,24 @@ class Loader:
         counters: Counters,
         library: Library | None,
         states: Sequence[Source],
+        parked: Parked,
         wake: Callable[[], None],
     ) -> None:
         self._slots, self._counters = slots, counters
-        self._library, self._states, self._wake = library, states, wake
+        self._library, self._states, self._parked, self._wake = library, states, parked, wake
 
-    def prepare(self, job: Job, session: Session, other: Slot) -> None:
-        """Cut a sequence, or a copy of another one, to its common prefix with a prompt, and plan the rest."""
+    def prepare(self, job: Job, slot: Slot, other: Slot) -> None:
+        """Cut a sequence, or a copy of another one, to its common prefix with a prompt, and plan the rest.
+
+        A sequence that loses more than it keeps is parked.
+        """
+        session = slot.session
         if job.follows:
             job.pending = np.concatenate([session.mend(), job.tokens])
             return
+        kept = slot.saved(job) if other is slot and not job.every_row else 0
+        if session.n_tokens > 2 * kept:
+            self._parked.park(session)
         shared = max(slot.shared(job) for slot in self._slots)
         if other.session is not session and (piece := other.cached_piece(job)) is not None:
             _copy(other.session, session, piece.end)
@@ -48,7 +57,8 @@ class Loader:
         session.owner = job.owner
         session.checkpoints.request(shared)
         if job.reuses and not job.every_row:
-            job.sources = [*(() if job.limit is None or job.lossy else self._states)]
+            states = [*self._states, *self._parked.sources(session, job.owner)]
+            job.sources = [] if job.limit is None or job.lossy else states
             job.sources += [] if self._library is None else [self._library.finder(job.owner)]
         self._plan(job, session)
 

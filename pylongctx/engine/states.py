@@ -5,6 +5,7 @@ from typing import Any
 
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
+from pylongctx.engine.context import Context
 from pylongctx.engine.identity import difference
 from pylongctx.engine.prefix import longest_prefix
 from pylongctx.engine.reuse import Load, Piece, Source, Tokens
@@ -30,6 +31,11 @@ class States(Source):
         self.checkpoint: LlamaState | None = None
         self._warned: BaseLlamaCache | None = None  # a cache whose failure was logged
         self._failed: set[bytes] = set()  # tokens of states that could not be loaded
+
+    @property
+    def context(self) -> Context:
+        """The context of the sequence."""
+        return self._session.context
 
     @property
     def identity(self) -> Identity:

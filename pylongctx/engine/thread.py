@@ -24,16 +24,21 @@ class EngineThread:
 
     Only its thread uses the context, including functions of ``call``; the other methods are thread-safe.
 
-    The sequences must outlive it. ``library`` and ``step_seconds`` are as for ``Engine``, whose attributes are changed
-    by the thread.
+    The sequences must outlive it. ``library``, ``step_seconds`` and ``parked_bytes`` are as for ``Engine``, whose
+    attributes are changed by the thread.
     """
 
     def __init__(
-        self, sessions: list[Session], library: Library | None = None, step_seconds: float | None = None
+        self,
+        sessions: list[Session],
+        library: Library | None = None,
+        step_seconds: float | None = None,
+        parked_bytes: int = 0,
     ) -> None:
-        engine = self._engine = Engine(sessions, library, wake=self._notify, step_seconds=step_seconds)
+        engine = self._engine = Engine(sessions, library, (), self._notify, step_seconds, parked_bytes)
         self.context, self.slots, self.counters = engine.context, engine.slots, engine.counters
         self.tracer, self.documents = engine.tracer, engine.documents
+        self.parked = engine.parked
         self.failure: BaseException | None = None  # that ended the thread
         self.on_lost: Callable[[], None] = lambda: None  # called by the thread before it ends as a device was lost
         self._wake = threading.Condition()

@@ -19,6 +19,7 @@ from pylongctx.serve.unserved import Unserved
 Message = dict[str, Any]
 TEXTS = ("text",)
 CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
+ATTRIBUTION = "x-anthropic-"  # begins blocks about a client's account, as x-anthropic-billing-header does
 DOCUMENT = {"type", "source", "title", "context", "citations", "cache_control"}
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 SHOWN = ("full", "summarized")  # thinking.display
@@ -31,8 +32,8 @@ DELTAS = {
 
 def chat_messages(system: Any, messages: list[Any], unserved: Unserved) -> Iterator[Message]:
     """Yield the messages of a chat; ApiError for unsupported content."""
-    if system:
-        yield {"role": "system", "content": text_of(system, TEXTS, "system")}
+    if instructions := text_of(_instructions(system, unserved), TEXTS, "system"):
+        yield {"role": "system", "content": instructions}
     for i, message in enumerate(messages):
         where, content, role = f"messages[{i}]", message.get("content"), message.get("role")
         if not isinstance(content, list):
@@ -43,6 +44,23 @@ def chat_messages(system: Any, messages: list[Any], unserved: Unserved) -> Itera
             yield from _asked(where, content)
         else:
             yield {"role": role, "content": text_of(content, TEXTS, where)}
+
+
+def _instructions(system: Any, unserved: Unserved) -> Any:
+    """Return system blocks without those of the account, which change in every request: nothing would be cached.
+
+    Empty texts take their places, so that the others keep their paths.
+    """
+    if not isinstance(system, list):
+        return system
+    dropped = [i for i, block in enumerate(system) if _is_attribution(block)]
+    for i in dropped:
+        unserved.tell(f"system[{i}]", f"system[{i}]: a block that begins with {ATTRIBUTION} is left out")
+    return [text("") if i in dropped else block for i, block in enumerate(system)]
+
+
+def _is_attribution(block: Any) -> bool:
+    return _kind(block) == "text" and str(block.get("text")).startswith(ATTRIBUTION)
 
 
 def _asked(where: str, parts: list[Any]) -> Iterator[Message]:

@@ -21,6 +21,7 @@ from pylongctx.serve.bodies import Fields, read
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import LOCAL, LOCAL_PAGE, Gate, Guarded, Shown, as_response
 from pylongctx.serve.service import Service
+from pylongctx.serve.transport import Compressed, Heads
 
 INDEX = "index.html"
 MAX_AT_ONCE = 2  # texts; the others wait, and answers of models are not slowed down
@@ -117,12 +118,14 @@ def enclose(app: FastAPI, service: Guarded) -> None:
     if has_page:
         app.include_router(render_routes())
     is_taken = "/" in public or (settings.static_folder is not None and (settings.static_folder / INDEX).is_file())
-    methods = ["HEAD"] if is_taken else ["GET", "HEAD"]
-    app.add_api_route("/", ollama.running, methods=methods, include_in_schema=False)
+    if not is_taken:
+        app.add_api_route("/", ollama.running, include_in_schema=False)
     if settings.static_folder is not None:
         public |= add_folder(app, settings.static_folder) | ({"/"} if is_taken else set())
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_http)
+    app.add_middleware(Compressed)
+    app.add_middleware(Heads)
     cors = _cors(settings.cors_origins)
     shown: Shown = partial(CORSMiddleware, **cors) if cors else _as_it_is
     if cors:

@@ -1,4 +1,4 @@
-"""Descriptions of models for Ollama's clients, read from their files."""
+"""Descriptions of models: for Ollama's clients, read from their files; and what every model here reads and writes."""
 
 import hashlib
 import math
@@ -23,6 +23,7 @@ KINDS = {
     **{25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16"},
     **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4"},
 }
+MODALITIES = {"input_modalities": ["text"], "output_modalities": ["text"]}  # llama-server's ``architecture``
 UNITS = ((1e9, "B", 1), (1e6, "M", 2), (1e3, "K", 0))  # of parameters, with decimals
 FOREVER = "9999-12-31T23:59:59Z"  # the expiry of a model that stays loaded
 

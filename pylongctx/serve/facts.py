@@ -18,6 +18,7 @@ from pylongctx.engine.saved_state import LlamaState
 from pylongctx.engine.slots import Slot, Snapshot
 from pylongctx.serve import metrics, native
 from pylongctx.serve.bodies import SlotBody, owner_of, read
+from pylongctx.serve.cards import MODALITIES
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.service import Service
 from pylongctx.serve.texts import token_text
@@ -168,6 +169,7 @@ def _model(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.started,
         "owned_by": "pylongctx",
+        "architecture": MODALITIES,
         "meta": {
             "n_vocab": info.n_vocab,
             "n_ctx": host.n_ctx,

@@ -21,6 +21,7 @@ from pylongctx.serve.bodies import MAX_NAMED, OLLAMA, is_json
 from pylongctx.serve.errors import ApiError, as_api_error, unavailable
 from pylongctx.serve.metrics import Answers
 from pylongctx.serve.service import Settings
+from pylongctx.serve.transport import too_large, unpacked
 from pylongctx.serve.unserved import Unserved
 
 HEALTH = frozenset({"/health", "/v1/health"})
@@ -152,7 +153,7 @@ class Gate:
 
         try:
             scope["owner"] = self._access.check(scope)
-            receive = await self._with_body(Headers(scope=scope), receive, held)
+            receive = await self._with_body(scope, receive, held)
             await self._app(scope, receive, counting)
         except Exception as reason:
             if status:
@@ -179,13 +180,13 @@ class Gate:
             NOTES.warning("requests have fields without effect: %s", "; ".join(unserved[name] for name in new))
         return ", ".join(quote(name, safe=" ._-[]") for name in names).encode()
 
-    async def _with_body(self, headers: Headers, receive: Receive, held: list[int]) -> Receive:
+    async def _with_body(self, scope: Scope, receive: Receive, held: list[int]) -> Receive:
         """Read the body up to its limit; returns a function that replays it.
 
         ``held`` counts the bytes, whose total over all requests is limited.
         """
         most, patience = self._service.settings.n_body, self._service.settings.body_patience
-        size = headers.get("content-length", "0")
+        size = Headers(scope=scope).get("content-length", "0")
         parts: list[bytes] = []
         n, more, began = int(size) if size.isdigit() else 0, True, time.monotonic()
         while more and n <= most:
@@ -198,15 +199,29 @@ class Gate:
             if message["type"] != "http.request":
                 return _again([message], receive)
             parts.append(message.get("body", b""))
-            held[0] += len(parts[-1])
-            self._n_held += len(parts[-1])
+            self._hold(len(parts[-1]), held)
             n, more = held[0], message.get("more_body", False)
-            if self._n_held > BODIES * most:
-                raise unavailable("the requests of all clients together are too large now, try again later")
         if n > most:
-            reason = f"the request is larger than {most} bytes (--max-body sets the limit)"
-            raise ApiError(413, "invalid_request_error", reason, code="request_too_large")
-        return _again([{"type": "http.request", "body": b"".join(parts), "more_body": False}], receive)
+            raise too_large(most)
+        body = await self._unpacked(scope, b"".join(parts), held)
+        return _again([{"type": "http.request", "body": body, "more_body": False}], receive)
+
+    def _hold(self, n: int, held: list[int]) -> None:
+        """Count more bytes of a request; ApiError when all requests have too many."""
+        held[0] += n
+        self._n_held += n
+        if self._n_held > BODIES * self._service.settings.n_body:
+            raise unavailable("the requests of all clients together are too large now, try again later")
+
+    async def _unpacked(self, scope: Scope, body: bytes, held: list[int]) -> bytes:
+        """Return a body without its compression, of which the application sees nothing."""
+        encoding = Headers(scope=scope).get("content-encoding", "").strip().lower()
+        if not body or not encoding:
+            return body
+        found = await unpacked(body, encoding, self._service.settings.n_body)
+        self._hold(len(found), held)
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-encoding"]
+        return found
 
 
 def _again(messages: list[Message], receive: Receive) -> Receive:

@@ -72,6 +72,7 @@ def _own(service: "Service", kv: int) -> Iterator[Row]:
         yield "counter", f"{name}_total", help, value
     yield "gauge", "kv_bytes", "Bytes of KV memory in use.", kv
     yield "gauge", "document_bytes", "Bytes of prefilled documents.", engine.documents.bytes
+    yield "gauge", "parked_bytes", "Bytes of sequences that lost their slots.", engine.parked.n_bytes
     yield "gauge", "sequences", "Sequences of the context.", len(engine.slots)
     yield "gauge", "sequences_busy", "Sequences with a completion.", engine.n_busy
     yield "gauge", "completions_waiting", "Completions waiting for a sequence.", engine.n_waiting

@@ -457,7 +457,6 @@ def routes(service: Service) -> APIRouter:
         return JSONResponse({"embedding": vectors[0] if vectors else []})
 
     @api.get("/tags", summary="The models, in Ollama's form")
-    @api.head("/tags", include_in_schema=False)
     def tags() -> dict[str, Any]:
         return {"models": [_entry(service) | {"capabilities": _capabilities(service)}]}
 
@@ -474,7 +473,6 @@ def routes(service: Service) -> APIRouter:
         return await run_in_threadpool(_shown, service)
 
     @api.get("/version", summary="The version of Ollama's API")
-    @api.head("/version", include_in_schema=False)
     async def version() -> dict[str, str]:
         return {"version": VERSION}
 

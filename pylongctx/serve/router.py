@@ -20,6 +20,7 @@ from pylongctx._log import LOG
 from pylongctx.serve import ollama
 from pylongctx.serve.app import INDEX, enclose
 from pylongctx.serve.bodies import json_of
+from pylongctx.serve.cards import MODALITIES
 from pylongctx.serve.children import Child, Children, ModelSource, OneModel, Shelf
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.handler import READER_PATIENCE, until_gone
@@ -75,6 +76,7 @@ class Router:
         if child.exit_code is not None:
             status |= {"failed": True, "exit_code": child.exit_code}
         own = {"id": source.name, "object": "model", "created": self.started, "owned_by": "pylongctx"}
+        own["architecture"] = MODALITIES
         return own | child.info | {"path": source.path, "status": status}
 
 
@@ -171,7 +173,6 @@ def _add_ollama(app: FastAPI, router: Router) -> None:
     """Add Ollama's routes about models."""
 
     @app.get("/api/tags")
-    @app.head("/api/tags")
     def tags() -> Object:
         return {"models": list(_cards(router))}
 
@@ -189,7 +190,6 @@ def _add_ollama(app: FastAPI, router: Router) -> None:
         return JSONResponse(card.shown(source.path, {}))
 
     @app.get("/api/version")
-    @app.head("/api/version")
     async def version() -> Object:
         return {"version": ollama.VERSION}
 

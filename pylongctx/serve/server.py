@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import errno
 import gc
 import ipaddress
 import logging
@@ -9,7 +10,9 @@ import os
 import signal
 import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -23,6 +26,7 @@ from pylongctx.serve.service import Service, Settings
 
 HEAD_PATIENCE = 20.0  # seconds from the connection, or the first byte of a request, to the end of its headers
 M_ARENA_MAX = -8  # of mallopt
+NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # an address that this machine does not have
 
 
 class PatientProtocol(H11Protocol):
@@ -80,7 +84,90 @@ def listen(host: str, port: int, shared: bool = False) -> socket.socket:
     return listener
 
 
-def serve(service: Service, listener: socket.socket) -> int:
+@contextmanager
+def listening(hosts: Sequence[str], port: int, shared: bool = False) -> Iterator[list[socket.socket]]:
+    """Listen while the block runs: at all addresses of each host, and at Unix sockets, whose paths end with ``.sock``.
+
+    With port 0, all addresses have the port that is free for the first one. OSError when none of a host can be used.
+    """
+    with ExitStack() as stack:
+        found: list[socket.socket] = []
+        for host in hosts:
+            if is_path(host):
+                found.append(stack.enter_context(_unix_socket(host)))
+                continue
+            for listener in _at_addresses(host, port, shared):
+                found.append(stack.enter_context(listener))
+                port = port or listener.getsockname()[1]
+        yield found
+
+
+def is_path(host: str) -> bool:
+    """Return True if a host is the path of a Unix socket, as llama-server reads it."""
+    return host.endswith(".sock")
+
+
+def _at_addresses(host: str, port: int, shared: bool) -> Iterator[socket.socket]:
+    """Yield a socket for each address of a host; addresses that this machine does not have are left out."""
+    lacking: list[OSError] = []
+    addresses = _addresses(host)
+    for address in addresses:
+        try:
+            listener = listen(address, port, shared)
+        except OSError as reason:
+            if not isinstance(reason.__cause__, OSError) or reason.__cause__.errno not in NOT_HERE:
+                raise
+            lacking.append(reason)
+            continue
+        port = port or listener.getsockname()[1]
+        yield listener
+    if len(lacking) == len(addresses):
+        raise lacking[0]
+    for missing in lacking:
+        LOG.info("%s", missing)
+
+
+def _addresses(host: str) -> list[str]:
+    """Return the addresses of a host, those of IPv4 first; an address is its own, with the zone that it may have."""
+    with suppress(ValueError):
+        ipaddress.ip_address(host)
+        return [host]
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as reason:
+        raise OSError(f"cannot listen on {host}, choose another --host: {reason}") from reason
+    found = sorted(infos, key=lambda info: info[0] != socket.AF_INET)
+    return list(dict.fromkeys(str(info[4][0]) for info in found))
+
+
+@contextmanager
+def _unix_socket(path: str) -> Iterator[socket.socket]:
+    """Listen at a path while the block runs; a socket that an ended process has left there is replaced."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if _is_left_over(path):
+            os.unlink(path)
+        listener.bind(path)
+    except OSError as reason:
+        listener.close()
+        raise OSError(f"cannot listen on {path}, choose another --host: {reason}") from reason
+    try:
+        with listener:
+            yield listener
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _is_left_over(path: str) -> bool:
+    """Return True for a socket at which nobody listens."""
+    if not Path(path).is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
+def serve(service: Service, listeners: list[socket.socket]) -> int:
     """Serve until SIGINT or SIGTERM; then running requests have ``grace`` seconds. Returns the exit status.
 
     It ends with status 1 when a device is lost.
@@ -94,7 +181,7 @@ def serve(service: Service, listener: socket.socket) -> int:
         server.should_exit = True
 
     service.engine.on_lost = end
-    server.run([listener])
+    server.run(listeners)
     if isinstance(service.engine.failure, DeviceLost):
         LOG.error("error: %s", service.engine.failure)
         return 1
@@ -128,8 +215,9 @@ def make_server(app: FastAPI, settings: Settings) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
-def inherited(number: int) -> socket.socket:
-    """Return the socket passed by the parent process; this process ends with its parent."""
+@contextmanager
+def inherited(number: int) -> Iterator[list[socket.socket]]:
+    """Listen at the socket passed by the parent process; this process ends with its parent."""
 
     def watch() -> None:
         while os.read(0, 1):  # standard input only ends, it has no data
@@ -137,15 +225,27 @@ def inherited(number: int) -> socket.socket:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="pylongctx-parent", daemon=True).start()
-    return socket.socket(fileno=number)
+    with socket.socket(fileno=number) as listener:
+        yield [listener]
 
 
-def announce(listener: socket.socket, settings: Settings) -> None:
-    """Log the address of the server, and warn if others can use it."""
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    LOG.info("serving at %s://%s:%d%s", "https" if settings.tls else "http", shown, port, settings.prefix)
-    if not (settings.api_keys or ipaddress.ip_address(host).is_loopback):
+def announce(listeners: list[socket.socket], settings: Settings) -> None:
+    """Log the addresses of the server, and warn if others can use one of them."""
+    scheme = "https" if settings.tls else "http"
+    for listener in listeners:
+        LOG.info("serving at %s", _shown(listener, scheme, settings.prefix))
+    if not settings.api_keys and not all(map(_is_of_this_machine, listeners)):
         LOG.warning(
             "anyone who reaches this address can use the server; set --api-key, and put a proxy with TLS in front of it"
         )
+
+
+def _shown(listener: socket.socket, scheme: str, prefix: str) -> str:
+    if listener.family == socket.AF_UNIX:
+        return str(listener.getsockname())
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{prefix}"
+
+
+def _is_of_this_machine(listener: socket.socket) -> bool:
+    return listener.family == socket.AF_UNIX or ipaddress.ip_address(listener.getsockname()[0]).is_loopback

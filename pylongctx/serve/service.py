@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from pylongctx import __version__
+from pylongctx._free import free_bytes
 from pylongctx._lib import build_info
 from pylongctx.completions.embeddings import RANK, Embedder
 from pylongctx.completions.request import FIELDS
@@ -24,6 +25,8 @@ from pylongctx.serve.metrics import Answers
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+MOST_PARKED = 8 << 30  # default of parked sequences: this, or a fraction of the free memory if that is less
+PARKED_SHARE = 0.25
 SOON = 0.02  # maximum wait of /metrics for the end of a step, in seconds
 
 
@@ -42,6 +45,7 @@ class Settings:
     n_body: int = 64 << 20  # maximum bytes of a request
     body_patience: float = 30.0  # seconds to receive the body of a request, plus one for every 64 KiB
     document_bytes: int = 2 << 30
+    parked_bytes: int | None = 0  # of sequences that lost their slots; None: by the free memory
     stall: float = 120.0
     step: float = 0.15  # seconds; 0: no limit
     patience: float | None = 10.0  # idle seconds after which a stream sends a comment; None: never
@@ -69,7 +73,7 @@ class Service:
         self.settings = settings
         self._vectors = embedder
         self.embedder = None if embedder is None else Embedder(embedder.session)
-        self.engine = EngineThread(host.sessions, host.library, settings.step or None)
+        self.engine = EngineThread(host.sessions, host.library, settings.step or None, _parked_bytes(host, settings))
         self.engine.documents.limit = settings.document_bytes
         self.started = int(time.time())
         self.answers = Answers()
@@ -180,6 +184,14 @@ class Service:
             yield
         finally:
             self.leave()
+
+
+def _parked_bytes(host: Host, settings: Settings) -> int:
+    """Return the limit of parked sequences; the free memory is counted without a model that is mapped but not read."""
+    if settings.parked_bytes is not None:
+        return settings.parked_bytes
+    room = free_bytes() - host.model.info.size * (1 - host.share_on_devices)
+    return max(0, min(MOST_PARKED, int(PARKED_SHARE * room)))
 
 
 def fingerprint() -> str:

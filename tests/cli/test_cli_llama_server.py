@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ NAMES = [(name, value) for names, value, *_ in OPTIONS for name in names]
 VARIABLES = [(variable, value) for _, value, *more in OPTIONS for variable in more]
 # which must work
 WANTED = """
---cache-prompt --no-cache-prompt --reasoning-format --spec-type -md
+--cache-prompt --no-cache-prompt --cache-ram --reasoning-budget --reasoning-format --spec-type -md
 --spec-draft-n-max --spec-ngram-simple-size-n -td -ctkd -cmoe -ncmoe -ncffn -ot --override-kv --path --api-prefix
 --ssl-cert-file --ssl-key-file --timeout --sse-ping-interval -lv --offline -fit --op-offload --no-op-offload
 --reuse-port --escape --no-prefill-assistant --reasoning-effort --kv-offload -dt --version --usage --rerank --spm-infill
@@ -93,7 +94,7 @@ def test_the_list_is_that_of_the_source():
 @pytest.mark.parametrize(
     "words",
     [
-        *("--cache-reuse 0", "--cache-ram 0", "--spec-type none", "--lazy-mode auto", "--log-colors off", "--keep 0"),
+        *("--cache-reuse 0", "--spec-type none", "--lazy-mode auto", "--log-colors off", "--keep 0"),
         *("--reasoning-budget -1", "--sleep-idle-seconds -1", "--embd-normalize 2", "--poll 0", "--no-warmup"),
     ],
 )
@@ -105,11 +106,9 @@ def test_a_value_that_asks_for_what_is_done_anyway(made, capsys, words):
     ("words", "reason"),
     [
         ("--cache-reuse 256", "documents with --method full,spans=N, or --overflow evict_middle"),
-        ("--reasoning-budget 9", "for 0 use --reasoning off"),
         ("--kv-unified", "--kv-limit bounds their sum"),
         ("--tools all", "clients send tools in requests"),
         ("--device CUDA0", "CUDA_VISIBLE_DEVICES"),
-        ("--cache-ram 100", "--kv-store keeps cached prefixes"),
         ("--poll 50", "0 is what pylongctx does"),
     ],
 )
@@ -124,6 +123,17 @@ def test_an_unknown_option_is_not_read_as_a_shorter_one(made, capsys, word):
 
 def test_a_value_may_follow_its_short_option(made):
     assert parse_words(made, ["serve", "-c512"]).ctx_size == 512
+
+
+def test_numbers_with_a_value_for_no_limit(made, capsys):
+    wanted = {"2": 2 << 20, "0": 0, "-1": sys.maxsize}
+    assert {n: parse_words(made, ["serve", "-cram", n]).cache_ram for n in wanted} == wanted
+    with pytest.raises(SystemExit):
+        parse_words(made, ["serve", "--cache-ram", "-2"])
+    assert "-2 MiB: the number must be 0 or more, or -1 for no limit" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse_words(made, ["serve", "--reasoning-budget", "-2"])
+    assert "-2 tokens: the number must be 0 or more, or -1 for no limit" in capsys.readouterr().err
 
 
 def test_a_variable_without_an_option_is_warned_about(monkeypatch, caplog):

@@ -129,6 +129,36 @@ def test_dry(model, logits, with_breaker, last_n):
     assert penalized > 5
 
 
+@pytest.mark.parametrize("penalizes", [False, True])
+def test_penalties_of_the_text_so_far(model, logits, penalizes):
+    """The last three tokens count, each as often as it is there, as in llama-server."""
+    before = [9, 5, 7, 5]
+    settings = {"repeat_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.2, "penalty_last_n": 3}
+    params = SamplingParams(seed=1, samplers=["penalties"], dry_multiplier=0.0, **settings)
+    sampler = Sampler(model, params, before=before, penalizes_before=penalizes)
+    sampler.sample(logits)
+    want = logits.astype(np.float64)
+    for token, n in ((5, 2), (7, 1)) if penalizes else ():
+        want[token] = want[token] * 1.3 if want[token] <= 0 else want[token] / 1.3
+        want[token] -= n * 0.5 + 0.2
+    found = np.exp(sampler.logprobs(len(logits)).astype(np.float64))
+    np.testing.assert_allclose(found, softmax(want), rtol=1e-4, atol=1e-9)
+
+
+def test_a_grammar_begins_after_the_text_that_is_penalized(model, logits):
+    held = '{"grammar": "root ::= \\"a\\""}'
+    sampler = Sampler(model, SamplingParams(seed=1), held, model.tokenize(b"It was", False, False), True)
+    assert model.detokenize([sampler.sample(logits)]) == b"a"
+
+
+def test_dry_sees_what_is_penalized_once(model, logits):
+    """The history reaches DRY with the other penalties, and not a second time."""
+    before, settings = [8, 9, 7, 8, 9], {"temp": 0.0, "dry_multiplier": 99.0}
+    logits[[7, 8]] = logits.max() + np.array([2.0, 1.0], np.float32)
+    sampler = Sampler(model, SamplingParams(seed=1, **settings), before=before, penalizes_before=True)
+    assert sampler.sample(logits) == 8
+
+
 def test_dry_counts_what_it_has_chosen(model, logits):
     logits[[30, 31]] = logits.max() + 50
     sampler = Sampler(model, SamplingParams(seed=1, samplers="d", dry_multiplier=1000.0, dry_sequence_breakers=[]))

@@ -52,6 +52,7 @@ def test_a_history_of_other_tools_becomes_a_chat():
 
     claude = load(MessagesBody, CLIENTS["claude-code"][1], Unserved("warn")).chat(Unserved("warn"))
     assert [one["role"] for one in claude.messages] == ["system", "user", "assistant", "tool", "assistant", "tool"]
+    assert claude.messages[0]["content"] == "You are a coding agent.Be brief."
     called, result, said, loaded = claude.messages[2:]
     assert (called["reasoning_content"], called["tool_calls"][0]["function"]["name"]) == ("I look.", "web_search")
     assert json.loads(result["content"]) == [{"type": "web_search_result", "url": "http://a", "title": "A"}]
@@ -65,6 +66,23 @@ def test_a_history_of_other_tools_becomes_a_chat():
     assert [one["function"]["name"] for one in codex.tools] == ["open_file", "apply_patch", "add_note"]
     assert "lark grammar" in codex.tools[1]["function"]["description"]
     assert body.functions.custom == {"apply_patch"} and body.functions.namespaces == {"add_note": "notes"}
+
+
+def test_the_blocks_of_an_account_do_not_cost_the_cache(server):
+    """Claude Code's first system block is another one in every request."""
+    server.erase()
+    path, body, _ = CLIENTS["claude-code"]
+
+    def usage(number, *more):
+        changing = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.37; cch={number};"}
+        asked = {"stream": False, "system": [changing, *body["system"][1:]], "messages": [*body["messages"], *more]}
+        return server.http.post(path, json=body | asked).json()["usage"]
+
+    first, again = usage("a112b"), usage("00c3f")
+    assert first["cache_read_input_tokens"] == 0
+    assert again["input_tokens"] <= 1 and again["cache_read_input_tokens"] >= first["input_tokens"] - 1
+    only = {"system": [{"type": "text", "text": "x-anthropic-billing-header: cch=a;"}], "max_tokens": 1}
+    assert server.http.post(path, json=only | {"messages": [{"role": "user", "content": "Hi"}]}).status_code == 200
 
 
 CALLS = (

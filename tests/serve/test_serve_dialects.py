@@ -8,6 +8,8 @@ from llamas import TEXT, new
 from needs import need
 from serving import ALIAS, forced, poster, running
 
+from pylongctx.cli.serve import limit_reasoning
+
 openai = need("server", "fastapi", "openai")
 
 SCHEMA = {
@@ -459,6 +461,30 @@ def test_thoughts_are_counted(monkeypatch, streamed):
         chat = {"messages": ASKED, "max_tokens": 90}
         usage = server.http.post("/v1/chat/completions", json=chat).json()["usage"]
         assert usage["completion_tokens_details"] == {"reasoning_tokens": counted}
+
+
+@pytest.mark.parametrize("n", [0, 7])
+def test_reasoning_ends_after_its_budget(n):
+    """The model would reason for ever, since it always says the same word."""
+    begun = "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+    with running(n_seq=1, chat_format=THINKING.replace("{{- '<|im_start|>assistant\\n' }}", begun)) as server:
+        limit_reasoning(server.host.templates, n)
+        word, closing = server.host.tokens("It was the")[-1], server.host.tokens("</think>")
+        body = {"messages": ASKED, "max_tokens": 40, "logit_bias": {str(word): 100}, "temperature": 0}
+        message = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert message.get("reasoning_content", "").count("the") == n
+        assert message["content"].count("the") == 40 - n - len(closing)
+        form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+        body |= {"response_format": form, "max_tokens": 90}
+        message = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert message.get("reasoning_content", "").count("the") == n
+        assert message["content"].lstrip().startswith("{")
+
+
+def test_a_budget_without_reasoning_is_warned_about(server, caplog):
+    limit_reasoning(server.host.templates, 5)
+    server.host.templates.reasoning_budget = None
+    assert "--reasoning-budget 5 has no effect" in caplog.text
 
 
 STOPPED = {

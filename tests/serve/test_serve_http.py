@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -134,6 +135,71 @@ def test_pages_of_other_origins_may_ask_when_they_are_named(strict, http):
 def test_malformed_requests_are_refused(http, body, kind, status):
     response = http.post("/v1/completions", content=body, headers={"Content-Type": kind})
     assert error(response)[0] == status
+
+
+# ---- HEAD and compression ----
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/models", "/props", "/slots", "/metrics", "/", "/api/ps"])
+def test_head_is_get_without_a_body(http, path):
+    found = http.head(path)
+    assert (found.status_code, found.content) == (200, b"")
+    assert found.headers["content-type"] == http.get(path).headers["content-type"]
+    assert int(found.headers["content-length"]) > 0
+
+
+def test_head_of_other_routes(http):
+    assert [http.head(path).status_code for path in ("/nowhere", "/v1/completions")] == [404, 405]
+
+
+def test_answers_are_compressed_but_not_streams(http):
+    plain = http.get("/props", headers={"Accept-Encoding": "identity"})
+    packed = http.get("/props", headers={"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in plain.headers and packed.headers["content-encoding"] == "gzip"
+    assert packed.json() == plain.json()
+    assert int(packed.headers["content-length"]) < int(plain.headers["content-length"])
+    assert "content-encoding" not in http.get("/health").headers
+    for path, more in (("/v1/completions", {}), ("/api/generate", {"options": {"num_predict": 400}})):
+        body = {"model": ALIAS, "stream": True, "max_tokens": 200} | SMALL | more
+        answer = http.post(path, json=body, headers={"Accept-Encoding": "gzip"})
+        assert answer.status_code == 200 and "content-encoding" not in answer.headers
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def post_packed(http, content, encoding="gzip"):
+    return http.post("/v1/completions", content=content, headers={**JSON, "Content-Encoding": encoding})
+
+
+def test_a_body_may_be_compressed(http):
+    body = json.dumps(SMALL | {"temperature": 0}).encode()
+    want = http.post("/v1/completions", content=body, headers=JSON).json()["choices"]
+    for encoding, packed in (("gzip", gzip.compress(body)), ("x-gzip", gzip.compress(body)), ("identity", body)):
+        assert post_packed(http, packed, encoding).json()["choices"] == want
+
+
+@pytest.mark.parametrize(
+    ("damage", "encoding", "status"),
+    [
+        (lambda packed: packed[:-9], "gzip", 400),
+        (lambda packed: packed + packed, "gzip", 400),
+        (lambda packed: b"{}", "gzip", 400),
+        (lambda packed: packed, "br", 415),
+        (lambda packed: packed, "gzip, gzip", 415),
+    ],
+)
+def test_a_damaged_or_unknown_compression_is_refused(http, damage, encoding, status):
+    packed = gzip.compress(json.dumps(SMALL).encode())
+    assert error(post_packed(http, damage(packed), encoding)) == (status, "invalid_request_error")
+
+
+def test_a_small_body_that_unpacks_to_a_large_one_is_refused(strict):
+    packed = gzip.compress(json.dumps(SMALL | {"prompt": "a" * 100_000}).encode())
+    assert len(packed) < 1000
+    response = post_packed(strict.http, packed)
+    assert error(response) == (413, "invalid_request_error")
+    assert "unpacked request is larger than 1000 bytes" in response.text
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])

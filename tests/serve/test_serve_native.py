@@ -394,3 +394,16 @@ def test_metrics_have_histograms(server, ask):
     assert server.metric("time_to_first_token_seconds_sum") > 0
     assert server.metric("time_per_output_token_seconds_count") >= 1
     assert server.metric('http_request_seconds_count{route="/completion"}') >= 2
+
+
+def test_penalties_count_the_prompt_where_the_server_was_told_so(server, monkeypatch):
+    post = poster(server)
+    likeliest = server.host.tokens("It")
+    asked = {"prompt": "It was the best", "n_predict": 1, "temperature": 0.0, "logit_bias": [[likeliest[0], 99.0]]}
+
+    def first(**more):
+        return post("/completion", **asked, repeat_last_n=-1, return_tokens=True, **more)["tokens"]
+
+    assert first() == first(repeat_penalty=1e6) == likeliest
+    monkeypatch.setattr(server.host, "penalizes_prompt", True)
+    assert first() == likeliest != first(repeat_penalty=1e6)

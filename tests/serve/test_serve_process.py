@@ -1,6 +1,7 @@
 """``pylongctx serve`` as a process: options, signals, warnings."""
 
 import argparse
+import errno
 import json
 import re
 import shutil
@@ -83,6 +84,24 @@ def test_an_answer_without_end_is_cut_off_after_it():
             assert server.stop()[0] == 0
 
 
+def test_it_listens_at_several_addresses(tmp_path):
+    path = tmp_path / "model.sock"
+    left = socket.socket(socket.AF_UNIX)  # of a process that was killed
+    left.bind(str(path))
+    left.close()
+    with started("--host", "127.0.0.1", "--host", f"127.0.0.2,{path}") as server:
+        second, third = server.line(), server.line()
+        assert second.endswith(f"{server.url.replace('.1:', '.2:')}\n") and third.endswith(f"{path}\n")
+        assert httpx.get(f"{server.url.replace('.1:', '.2:')}/health", timeout=PATIENCE).status_code == 200
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=PATIENCE) as client:
+            asked = {"prompt": "It was", "max_tokens": 2}
+            assert client.post("http://localhost/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 2
+            assert client.get("http://elsewhere.example/props").status_code == 403
+        status, said = server.stop()
+        assert status == 0 and "warning" not in said
+    assert not path.exists()
+
+
 def test_who_lets_others_in_without_a_key_is_warned():
     with started("--host", "0.0.0.0") as server:
         assert "set --api-key" in server.line()
@@ -103,6 +122,7 @@ def test_options_reach_the_server():
         (model,) = http.get("/v1/models").json()["data"]
         assert (model["id"], model["aliases"], model["tags"]) == ("mine", ["mine", "yours"], ["a", "b"])
         assert http.get("/v1/models/yours").json() == model
+        assert model["architecture"] == {"input_modalities": ["text"], "output_modalities": ["text"]}
         params = http.get("/props").json()["default_generation_settings"]["params"]
         assert (params["dry_multiplier"], params["samplers"]) == (0.8, ["dry", "top_k"])
         assert http.get("/props").json()["total_slots"] == 3
@@ -178,6 +198,7 @@ def test_options_of_several_models(monkeypatch):
         (["-np", "9", "-ub", "8"], "raise -ub"),
         (["--embeddings"], "--pooling"),
         (["--port", "1", "--host", "192.0.2.1"], "choose another --host or --port"),
+        (["--host", "a.sock", "--reuse-port"], "--reuse-port shares a port, but a.sock is a Unix socket"),
         (["--method", "nothing"], "nothing"),
     ],
 )
@@ -225,6 +246,37 @@ def test_the_packages_of_the_server_are_named(monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name)
     assert main(["serve"]) == 1
     assert "pip install 'pylongctx[server]'" in capsys.readouterr().err
+
+
+def test_localhost_is_of_both_families(monkeypatch, caplog):
+    from pylongctx.serve import server
+
+    infos = [(family, 0, 0, "", (at, 0)) for family, at in ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))]
+    monkeypatch.setattr(server.socket, "getaddrinfo", lambda *args, **more: infos)
+    asked = []
+
+    def listen(host, port, shared):
+        asked.append((host, port))
+        if host == "::1" and len(asked) > 2:
+            raise OSError("no ::1 here") from OSError(errno.EADDRNOTAVAIL, "")
+        return socket.create_server(("127.0.0.1", 0))
+
+    monkeypatch.setattr(server, "listen", listen)
+    with server.listening(["localhost"], 0) as listeners:
+        assert asked == [("127.0.0.1", 0), ("::1", listeners[0].getsockname()[1])]
+    with caplog.at_level("INFO"), server.listening(["localhost"], 7) as listeners:  # a machine without IPv6
+        assert len(listeners) == 1 and "no ::1 here" in caplog.text
+
+
+def test_a_socket_where_somebody_listens_is_not_replaced(tmp_path):
+    from pylongctx.serve.server import listening
+
+    path = str(tmp_path / "a.sock")
+    with listening([path], 0) as (listener,):
+        listener.listen()
+        with pytest.raises(OSError, match=f"cannot listen on {path}, choose another --host"), listening([path], 0):
+            pass
+        assert Path(path).is_socket()
 
 
 def test_connections_send_small_packets_at_once():

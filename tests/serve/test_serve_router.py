@@ -1,5 +1,7 @@
 """A server of several models, each in a process of its own."""
 
+import gzip
+import json
 import os
 import shutil
 import signal
@@ -280,9 +282,13 @@ def test_what_the_server_says_of_itself(server):
     props = server.http.get("/props").json()
     assert (props["role"], props["max_instances"], props["models_autoload"]) == ("router", 2, True)
     assert server.http.get("/props", params={"model": "one"}).json()["model_alias"] == "one"
+    (one,) = [model for model in server.http.get("/v1/models").json()["data"] if model["id"] == "one"]
+    assert one["architecture"]["input_modalities"] == ["text"]
     assert server.http.get("/v1/models/one").json()["id"] == "one"
     assert "<html" in server.http.get("/").text
     assert server.http.head("/").status_code == 200
+    assert server.http.head("/v1/models").status_code == 200
+    assert server.http.head("/slots", params={"model": "one"}).status_code == 200
     assert server.http.get("/v1/longctx", params={"model": "one"}).json()["n_ctx"] == 512
 
 
@@ -373,6 +379,13 @@ def test_ollamas_client(server):
     with pytest.raises(ollama.ResponseError, match="there is no model 'four'"):
         client.chat("four", ASKED)
     assert server.http.get("/api/version").json() and server.http.head("/api/tags").status_code == 200
+
+
+def test_compressed_bodies_and_answers_pass(server):
+    body = gzip.compress(json.dumps({"model": "one", "content": "It was " * 200}).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", "Accept-Encoding": "gzip"}
+    answer = server.http.post("/tokenize", content=body, headers=headers)
+    assert answer.headers["content-encoding"] == "gzip" and len(answer.json()["tokens"]) > 200
 
 
 def test_a_body_in_chunks_may_declare_a_length(server):

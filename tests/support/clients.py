@@ -64,7 +64,11 @@ CLAUDE_CODE = {
     "max_tokens": 8,
     "stream": True,
     "temperature": 1,
-    "system": [_cached("You are a coding agent."), _cached("Be brief.")],
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.37.fbe; cc_entrypoint=cli; cch=a112b;"},
+        _cached("You are a coding agent."),
+        _cached("Be brief."),
+    ],
     "messages": [
         {"role": "user", "content": [{"type": "text", "text": "<reminder>none</reminder>"}, _cached("Fix it.")]},
         {
@@ -107,6 +111,7 @@ CLAUDE_CODE = {
     "output_config": {"effort": "high"},
 }
 CLAUDE_CODE_UNSERVED = {
+    "system[0]",
     "thinking.display",
     "context_management",
     "messages[1].redacted_thinking",

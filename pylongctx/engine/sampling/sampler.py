@@ -86,8 +86,9 @@ class Sampler:
     """Owner of one ``lctx_sampler``: llama.cpp's sampler chain on plain logits rows.
 
     It is closed with its model. The constraint is a grammar in the form of ``lctx_sampler_constrain`` or, with
-    ``schemas``, of ``Guide``. DRY also searches repetitions in ``before``, the tokens of the text so far. Raises
-    InvalidInput when the grammar cannot be used.
+    ``schemas``, of ``Guide``. DRY also searches repetitions in ``before``, the tokens of the text so far; with
+    ``penalizes_before``, penalties count them too, as in llama-server. Raises InvalidInput when the grammar cannot be
+    used.
     """
 
     def __init__(
@@ -96,10 +97,12 @@ class Sampler:
         params: SamplingParams,
         constraint: str | None = None,
         before: Sequence[int] | NDArray[np.int32] = (),
+        penalizes_before: bool = False,
     ) -> None:
         settings = _numbers(params)
+        searched = () if penalizes_before else before
         # lctx_sampler_create copies what these hold
-        held = _order(settings, params), _repetitions(settings, params, model, before), _bias(settings, params, model)
+        held = _order(settings, params), _repetitions(settings, params, model, searched), _bias(settings, params, model)
         of_model = model.lend(self)
         handle = lib.lctx_sampler_create(of_model, settings)
         del held
@@ -107,12 +110,19 @@ class Sampler:
             raise MemoryError("the sampler cannot be created")
         owned = freed_before(of_model, handle, lib.lctx_sampler_free)
         self._handle: Any = owned
+        if penalizes_before:
+            self._show(model, before[-max(params.penalty_last_n, params.dry_penalty_last_n, 1) :])
         self._masks_first = params.mirostat_mode != 0  # Mirostat adapts to every choice
         self._guide: Guide | None = None
         if constraint and '"schemas"' in constraint and "schemas" in (spec := json.loads(constraint)):
             self._guide = Guide(model, spec)
         elif constraint and lib.lctx_sampler_constrain(owned, constraint.encode()) != lib.LCTX_OK:
             raise error(lib.LCTX_INVALID, text(lib.lctx_sampler_error(owned)))
+
+    def _show(self, model: Model, tokens: Sequence[int] | NDArray[np.int32]) -> None:
+        """Let the chain count tokens that it did not choose; the grammar is not part of it."""
+        for token in model.check_tokens(tokens, allow_empty=True).tolist():
+            lib.lctx_sampler_accept(self._sampler, token)
 
     @property
     def _sampler(self) -> Any:
