@@ -1,9 +1,9 @@
 """A picture of a terminal: a command runs in one, keys are typed, and what the screen shows becomes an SVG file.
 
-Needs the package pyte. The pictures under docs/assets were made so, in a folder with bohemia.txt:
+Needs the package pyte. The pictures under docs/assets were made so, in bench/ask:
 
-    python bench/picture.py docs/assets/ask.svg 'pylongctx ask bohemia.txt "Who is Irene Adler?" -m qwen2.5-coder-1.5b'
-    python bench/picture.py docs/assets/chat.svg 'pylongctx chat qwen2.5-coder-1.5b' --until '> ' --type "$MESSAGE"
+    python bench/picture.py ask.svg 'pylongctx ask blue-carbuncle.txt "In which river was the stone found?" --quote'
+    python bench/picture.py chat.svg 'pylongctx chat qwen2.5-coder-1.5b' --until '> ' --type "$MESSAGE"
 """
 
 import argparse
