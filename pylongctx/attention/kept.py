@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def evicts(method: Method | None) -> bool:
     """Return True if a method has a rule that evicts keys per head."""
-    return method is not None and method.parts[-1].role == "rule"
+    return method is not None and method.eviction is not None
 
 
 def check_evicts(method: Method | None) -> None:

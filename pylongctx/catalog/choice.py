@@ -140,8 +140,9 @@ def seconds(entry: CatalogEntry, n_tokens: int) -> float:
 def remember_speed(name: str, n_tokens: int, seconds: float) -> None:
     """Keep the speed at which a model of the catalogue has read a text from its beginning."""
     if name in CATALOG and n_tokens >= MIN_TOKENS and seconds > 0:
-        speeds = _memory()["speeds"] | {_machine(name): round(_work(n_tokens) / seconds, 2)}
-        remember(MEMORY, _memory() | {"speeds": speeds})
+        found = _memory()
+        found["speeds"][_machine(name)] = round(_work(n_tokens) / seconds, 2)
+        remember(MEMORY, found)
 
 
 def _work(n_tokens: int) -> float:
@@ -208,7 +209,9 @@ def declined() -> list[str]:
 
 def remember_declined(name: str) -> None:
     """Keep that a model is not to be downloaded unless it is named."""
-    remember(MEMORY, _memory() | {"declined": sorted({*declined(), name})})
+    found = _memory()
+    found["declined"] = sorted({*found["declined"], name})
+    remember(MEMORY, found)
 
 
 def _memory() -> dict[str, Any]:

@@ -243,7 +243,9 @@ class Conversation:
 
 def forgets(method: Method | None) -> bool:
     """Return True if the cache cannot be rewound because the method has evicted KV entries."""
-    return method is not None and any(part.role == "rule" or isinstance(part, Window) for part in method.parts)
+    return method is not None and (
+        method.eviction is not None or any(isinstance(part, Window) for part in method.parts)
+    )
 
 
 # ---- conversations on disk ----

@@ -299,9 +299,9 @@ def save_state(session: Session) -> bool:
 
 def check_draft(draft_model: DraftModel | None, method: Method | None) -> None:
     """Raise NotImplementedError if draft tokens cannot be undone, because a rule evicts."""
-    rules = [part.name for part in method.parts if part.role == "rule"] if method else []
-    if draft_model is not None and rules:
+    rule = method.eviction if method else None
+    if draft_model is not None and rule is not None:
         raise NotImplementedError(
-            f"draft_model: {rules[0]} evicts KV entries by the queries that it sees, so a wrong draft cannot be "
+            f"draft_model: {rule.name} evicts KV entries by the queries that it sees, so a wrong draft cannot be "
             "undone; use a method without an eviction rule"
         )

@@ -19,8 +19,8 @@ WORTH = 0.25  # fraction of a state's tokens that it must save to be loaded, sin
 
 def evicts(session: Session) -> bool:
     """Return True if the method of a sequence evicts while it reads or answers."""
-    parts = session.method.parts if session.method else ()
-    return any(part.role == "rule" and not part.waits for part in parts)
+    rule = session.method.eviction if session.method else None
+    return rule is not None and not rule.waits
 
 
 def can_cut(session: Session) -> bool:

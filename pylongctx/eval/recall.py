@@ -234,7 +234,7 @@ def _branches(
 
     With a ratio below 1 each prompt is compressed to it, for its question.
     """
-    evicts = llm.method is not None and any(part.role == "rule" for part in llm.method.parts)
+    evicts = llm.method is not None and llm.method.eviction is not None
     state = llm.save_state() if evicts else None  # a question cannot be cut off again: what is evicted is gone
     for prompt, right in zip(prompts, expected, strict=True):
         if state is not None:

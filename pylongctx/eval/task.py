@@ -551,8 +551,7 @@ class PrefixReader:
 
     def __init__(self, llm: Llama, compress: float = 1.0) -> None:
         self._llm, self._compress = llm, compress
-        parts = llm.method.parts if llm.method is not None else ()
-        self._keeps_state = any(part.role == "rule" for part in parts)
+        self._keeps_state = llm.method is not None and llm.method.eviction is not None
         self._for_one_question = is_for_one_question(llm)
         self._tokens: Tokens | None = None
         self._state: LlamaState | None = None

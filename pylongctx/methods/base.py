@@ -117,6 +117,18 @@ class Method:
         """The methods that it consists of: base and rule of a composition, else itself."""
         return (self,)
 
+    @property
+    def eviction(self) -> "Method | None":
+        """The part that evicts keys per head; None without one.
+
+        Examples
+        --------
+        >>> from pylongctx import Corm, LongHeads
+        >>> (LongHeads() + Corm()).eviction == Corm(), LongHeads().eviction
+        (True, None)
+        """
+        return next((part for part in self.parts if part.role == "rule"), None)
+
     def __add__(self, other: "Method") -> "Method":
         if not isinstance(other, Method):
             return NotImplemented

@@ -77,6 +77,13 @@ def _text(i: int, document: Any) -> str:
 def routes(service: Service) -> APIRouter:
     """Return the routes."""
     api = APIRouter()
+    _add_texts(api, service)
+    _add_vectors(api, service)
+    return api
+
+
+def _add_texts(api: APIRouter, service: Service) -> None:
+    """Add what a tokenizer, a template and a text answer."""
     host = service.host
     info = host.model.info
 
@@ -122,6 +129,10 @@ def routes(service: Service) -> APIRouter:
         body = await read(request, QuotesBody)
         return {"quotes": await service.threaded(body.found)}
 
+
+def _add_vectors(api: APIRouter, service: Service) -> None:
+    """Add what models for embeddings and reranking answer."""
+
     @api.post("/v1/embeddings", summary="Vectors of texts of length 1, with --embeddings")
     async def embeddings(request: Request) -> Response:
         body = await read(request, EmbeddingsBody)
@@ -148,8 +159,6 @@ def routes(service: Service) -> APIRouter:
     async def rerank(request: Request) -> Response:
         embedder, body = service.ranker(), await read(request, RerankBody)
         return JSONResponse(await service.threaded(_rank, service, embedder, body))
-
-    return api
 
 
 def token_text(service: Service, token: int) -> str:
