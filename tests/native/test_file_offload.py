@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llamas import TEXT, new
+from test_devices import reserved_port, worker
 
 from pylongctx.drafts.speculative import LlamaPromptLookupDecoding
 from pylongctx.errors import InvalidInput, LctxError
@@ -182,6 +183,17 @@ def test_a_folder_that_cannot_have_a_file_is_refused(tmp_path, folder, reason):
     path = "/proc" if folder == "sys" else tmp_path / folder
     with pytest.raises(InvalidInput, match=f"cannot keep K and V in {path}: .*{reason}; give another folder"):
         new(embedded_model(), **SIZES, kv_offload="disk", kv_offload_path=path)
+
+
+def test_weights_may_be_on_a_device(tokens, want, tmp_path):
+    with reserved_port() as port, worker(port):
+        where = {"rpc_servers": f"127.0.0.1:{port}", "n_gpu_layers": -1, "kv_offload": "disk"}
+        with pytest.raises(InvalidInput, match="there are some on RPC0; use .* offload_kqv=False"):
+            new(embedded_model(), **SIZES, **where)
+        with new(embedded_model(), **SIZES, **where, kv_offload_path=tmp_path, offload_kqv=False) as llm:
+            llm.eval(tokens[:2000])
+            assert llm.offload_usage().file_bytes > 0
+            np.testing.assert_allclose(llm.scores[-1], want, atol=0.02)
 
 
 def test_summaries_are_refused():
