@@ -3,9 +3,10 @@
 import argparse
 import json
 import os
+import re
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter, time
@@ -37,6 +38,7 @@ ANSWER = 1024  # tokens that a context has for the question and the answer
 CONTEXT_MULTIPLE = 4096  # n_ctx is a multiple of it, so that the next question finds the stored text
 TRAINED_TIMES = 4  # of the trained context are read at most, unless -c is given
 FULL_UP_TO = 8192  # tokens up to which full attention is as fast as any method
+SMALL_TYPE, TYPE_BLOCK = "q8_0", 32  # of K and V, with half the bytes to read from the store; values with one scale
 SAMPLING: dict[str, Any] = {"max_tokens": 512, "temperature": 0.0}  # a text says one thing
 EXAMPLES = """examples:
   pylongctx ask book.txt "Who is the thief?"
@@ -71,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
         files = changed_last(files, names)
     choose_model(args, sum(len(file.text.encode()) for file in files) // BYTES_PER_TOKEN, output.note)
     meter = Meter(output.notes, stop)
-    files, n_tokens = _fitting(args, files, question, output)
+    files, n_tokens, facts = _fitting(args, files, question, output)
     text = "".join(file.framed for file in files)
-    _choose(args, n_tokens)
+    _choose(args, n_tokens, facts)
     given = {name: value for name, value in sampling_arguments(args).items() if value is not None}
     arguments = advised_sampling(args) | SAMPLING | given | template_arguments(args)
     conversation = Conversation(open_llama(args, meter), INSTRUCTION, arguments, args.loop_stop is not False)
@@ -124,6 +126,7 @@ def _report(
     if args.json:
         facts = {"answer": answer, "answered": bool(answer.strip()), "model": model_label(args)}
         facts |= {"method": str(llm.method or NONE), "n_ctx": llm.n_ctx(), "tokens": read.n_tokens}
+        facts |= {"type_k": args.cache_type_k or "f16", "type_v": args.cache_type_v or "f16"}
         facts |= {"tokens_stored": read.n_stored or 0, "tokens_evaluated": read.n_evaluated}
         facts |= {"tokens_answer": turn.n_answer, "repeated_itself": turn.looped}
         facts |= {"seconds_read": round(read.seconds, 3), "seconds_answer": round(turn.answer_seconds, 3)}
@@ -185,8 +188,11 @@ def _first_asked(names: Sequence[str]) -> float:
 
 def _fitting(
     args: argparse.Namespace, files: list[FileText], question: str, output: Output
-) -> tuple[list[FileText], int]:
-    """Return the files that fit into the context, and the tokens of them and the question; others are named."""
+) -> tuple[list[FileText], int, Mapping[str, str]]:
+    """Return the files that fit into the context, the tokens of them and the question, and the model's metadata.
+
+    Files that do not fit are named.
+    """
     from pylongctx.llama import Llama
 
     with Llama(model_path(args), vocab_only=True, verbose=False) as vocabulary:
@@ -206,18 +212,32 @@ def _fitting(
         output.note(f"left out, as {most} tokens are the most: {names}; ask about fewer files, or raise -c")
     if not kept:
         raise ValueError(f"none of {len(files)} files fits into {most} tokens: ask about a part of one, or raise -c")
-    return kept, used
+    return kept, used, facts
 
 
-def _choose(args: argparse.Namespace, n_tokens: int) -> None:
-    """Choose what was not given: the context for the text, the method for the context, and the store."""
+def _choose(args: argparse.Namespace, n_tokens: int, facts: Mapping[str, str]) -> None:
+    """Choose what was not given: the context for the text, the method for the context, types of K and V, the store."""
     needed = n_tokens + ANSWER
     if args.ctx_size is None:
         args.ctx_size = -(-needed // CONTEXT_MULTIPLE) * CONTEXT_MULTIPLE
     if args.method is None:
         args.method = "full" if args.ctx_size <= FULL_UP_TO else "longheads"
+    if args.cache_type_k is None and args.cache_type_v is None and args.method != NONE and heads_have_blocks(facts):
+        args.cache_type_k = args.cache_type_v = SMALL_TYPE
     if args.kv_store is None and not args.no_store:
         args.kv_store = os.fspath(cache_folder() / STORE)
+
+
+def heads_have_blocks(facts: Mapping[str, str]) -> bool:
+    """Return whether the metadata of a model says that all heads consist of whole blocks of ``TYPE_BLOCK`` channels."""
+    arch = facts["general.architecture"]
+    sizes = [facts[name] for name in facts if re.fullmatch(rf"{arch}\.attention\.(key|value)_length(_\w+)?", name)]
+    if not sizes:
+        width, n_head = (facts.get(f"{arch}.{name}", "") for name in ("embedding_length", "attention.head_count"))
+        if not (width.isdigit() and n_head.isdigit()):  # heads differ between layers
+            return False
+        sizes = [str(int(width) // int(n_head))]
+    return all(size.isdigit() and int(size) % TYPE_BLOCK == 0 for size in sizes)
 
 
 def _read(conversation: Conversation, text: str, question: str, stores: bool) -> Reading:

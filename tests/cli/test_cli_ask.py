@@ -10,7 +10,7 @@ from terminal import run
 
 from pylongctx.chat.loops import is_loop, repeats
 from pylongctx.cli import make_parser, parse
-from pylongctx.cli.ask import changed_last
+from pylongctx.cli.ask import changed_last, heads_have_blocks
 from pylongctx.models import embedded_model
 from pylongctx.readers.files import FileText
 
@@ -84,6 +84,25 @@ def test_json_has_the_answer_and_its_passages(book, tmp_path):
     assert found["model"] == embedded_model().name and found["method"] == "full" and found["n_ctx"] == 4096
     assert found["quotes"][0]["text"] == LINES[3] and found["quotes"][0]["line"] == 4
     assert found["quotes"][0]["file"] == book and not found["repeated_itself"]
+    assert (found["type_k"], found["type_v"]) == ("q8_0", "q8_0")
+    wished = json.loads(ask(tmp_path, book, "Where?", "--no-store", "--json", "-ctv", "f32").stdout)
+    assert (wished["type_k"], wished["type_v"]) == ("f16", "f32")
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"embedding_length": "576", "attention.head_count": "9"}, True),
+        ({"embedding_length": "2560", "attention.head_count": "32"}, False),  # 80 channels
+        ({"embedding_length": "2560", "attention.head_count": "[32, 16]"}, False),
+        ({"attention.key_length": "192", "attention.value_length": "128"}, True),
+        ({"attention.key_length": "576", "attention.key_length_mla": "192", "attention.value_length_mla": "72"}, False),
+        ({}, False),
+    ],
+)
+def test_heads_of_whole_blocks(facts, expected):
+    given = {f"some.{name}": value for name, value in facts.items()} | {"general.architecture": "some"}
+    assert heads_have_blocks(given) == expected
 
 
 def test_quotes_have_places(book, tmp_path):
