@@ -1,7 +1,7 @@
 // Products of four bytes in one step (dpbusd: AVX-512 VNNI, AVX-VNNI; sdot: ARMv8.2).
 //
-// One factor is small: below 128 it is the same with a sign and without one. LCTX_DOT_SIGNED says which of both a larger
-// one may have.
+// One factor is small: below 128 it is the same with a sign and without one. LCTX_DOT_SIGNED says which of both a
+// larger one may have.
 #pragma once
 
 #include "vec.h"

@@ -11,7 +11,7 @@
 
 constexpr int LCTX_BLOCK = LCTX_PAGE_ROWS;  // most rows that are worked on at a time
 constexpr int LCTX_FEW_COLUMNS = 8;         // up to here this beats a product of floats that is padded to vector width
-constexpr int LCTX_ACCUMULATORS = LCTX_VL == 8 ? 8 : 16;    // of 32 registers; AVX2 has 16
+constexpr int LCTX_ACCUMULATORS = LCTX_VL == 8 ? 8 : 16;  // of 32 registers; AVX2 has 16
 
 // Up to LCTX_BLOCK rows that lie in one page.
 struct lctx_stored {
