@@ -139,11 +139,12 @@ test-kinds: $(VENV)/.build-tools
 
 # on the libraries of the wheel for 64-bit ARM, each on a CPU of its kind as qemu emulates it: what they compute, not how fast
 QEMU_ARM     = $(shell command -v qemu-aarch64 || command -v qemu-aarch64-static)
-PYTHON_ARM   = PYTHONPATH=$(CURDIR)/build/arm/site $(QEMU_ARM) -L $(CURDIR)/build/arm/root
+# variables of qemu instead of its options: they are for its children too
+PYTHON_ARM   = PYTHONPATH=$(CURDIR)/build/arm/site QEMU_LD_PREFIX=$(CURDIR)/build/arm/root
 ARM_CPUS    := armv8.0=cortex-a57 armv8.2=cortex-a76 armv8.6=max,sve=off
 test-arm: $(VENV)/.wheel-tools
 	$(BIN)/python tests/support/arm_root.py build/arm
 	$(MAKE) wheel-unpacked ARCH=aarch64 INTO=build/arm/site WHEEL_ARGS="-C cmake.define.LCTX_HARNESS=ON"
 	@cd tests && set -e; for pair in $(ARM_CPUS); do echo "$$pair"; \
-	    PYLONGCTX_CPU=$${pair%%=*} $(PYTHON_ARM) -cpu $${pair#*=} $(CURDIR)/build/arm/root/usr/bin/python3.11 -S \
-	        -m pytest -q -p no:cacheprovider $(ALONE_TESTS) $(PYTEST_ARGS); done
+	    PYLONGCTX_CPU=$${pair%%=*} QEMU_CPU=$${pair#*=} $(PYTHON_ARM) $(QEMU_ARM) $(CURDIR)/build/arm/root/usr/bin/python3.11 \
+	        -S -m pytest -q -p no:cacheprovider $(ALONE_TESTS) $(PYTEST_ARGS); done
