@@ -48,8 +48,9 @@ struct lctx_columns {
     bool fixed;  // rows have sums in the order of transposed columns
     bool as_rows;
 
+    // The rows that wait make room for scales and starts of integers (key-integers.h): two for 32 channels of a column.
     static size_t n_float(int max_pad, int dim) {
-        return (size_t)dim * (std::max(max_pad, LCTX_FEW_COLUMNS) + LCTX_VL);
+        return (size_t)dim * (std::max(max_pad, LCTX_FEW_COLUMNS) + std::max(LCTX_VL, max_pad / 16));
     }
     lctx_columns(float * base, int n, int dim, bool fixed = false)
         : lctx_columns(base, n, dim, fixed, n <= LCTX_FEW_COLUMNS) {}
