@@ -8,6 +8,7 @@ falls the other way when float32 and float64 disagree in the last bit: one step 
 q4_0 is an eighth of the largest value of its block.
 """
 
+import platform
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,8 +26,11 @@ TOLERANCE = {
     "q4_1": 2e-2,
 }
 EIGHT_BITS = 1.5e-2  # of an output, when factors are rounded to 8 bits
-# tokens of a graph whose factors are rounded on no CPU, with 2 query heads per KV head: 4 columns (native/cpu/block.h)
+# tokens of a graph whose factors are rounded on no x86-64 CPU, with 2 query heads per KV head: 4 columns
+# (native/cpu/block.h)
 FEW_TOKENS = 2
+# columns up to which K is not multiplied as integers: ARM does so for few columns too (native/cpu/few-integers.h)
+FLOAT_COLUMNS = 0 if platform.machine() in ("aarch64", "arm64") else 8
 LOGIT_TOLERANCE = 1e-4  # of the largest logit, f32 KV
 
 PAPER = {"representation": "attention", "position": "packed"}
@@ -90,13 +94,13 @@ class OpCase:
 
     @property
     def in_eight_bits(self) -> bool:
-        """Whether factors may be rounded to 8 bits, where the CPU has such products: over 4 columns, or 8.
+        """Whether factors may be rounded to 8 bits, where the CPU has such products: over 4 columns, or some for K.
 
         With K and V of few bits (native/cpu/pairs.h), or with K as integers (native/cpu/key-integers.h).
         """
         n_columns = getattr(self, "n_ubatch", self.n_tokens) * self.n_head // self.n_head_kv
         few_bits = not {"f32", "f16"} & {self.type_k, self.type_v}
-        return (n_columns > 4 and few_bits) or (n_columns > 8 and self.type_k in ("q8_0", "q4_0"))
+        return (n_columns > 4 and few_bits) or (n_columns > FLOAT_COLUMNS and self.type_k in ("q8_0", "q4_0"))
 
     @property
     def scale(self) -> float:
