@@ -120,6 +120,7 @@ class ChatOptions(SamplingOptions, total=False):
     stream_options: Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     enable_thinking: bool
+    reasoning_budget: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     parse_special: bool
 
