@@ -4,8 +4,8 @@
 
 Of each text the first tokens are evaluated, and 160 tokens are generated after them, greedily unless there is a
 ``--temperature``; then the text continues to the next length. With a ``--seed`` drafts are compared with what is drawn,
-otherwise they are accepted by rejection sampling. The model drafts itself (``draft="longheads"``). Printed is the share of accepted draft tokens, and
-the tokens of an answer for each check. A text that is too short for a length is left out there.
+otherwise they are accepted by rejection sampling. The model drafts itself (``draft="longheads"``). Printed is the share
+of accepted draft tokens, and the tokens of an answer for each check. A text that is too short for a length is left out.
 """
 
 import argparse

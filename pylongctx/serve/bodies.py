@@ -529,7 +529,7 @@ class Reasoning(Open):
     """Whether and for how long the model reasons, in OpenAI's form or OpenRouter's; summaries are never returned."""
 
     effort: str | None = None
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=0)
     enabled: bool | None = None
     summary: str | None = None
     generate_summary: str | None = None

@@ -1,6 +1,7 @@
 """Rejection sampling: which tokens of a draft an answer keeps, so that its distribution stays that of the model."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +10,12 @@ from pylongctx.engine.sampling.params import SamplingParams
 from pylongctx.engine.sampling.sampler import Sampler
 
 Row = NDArray[np.float32]
-NO_REPETITIONS = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "dry_multiplier": 0.0}
+NO_REPETITIONS: dict[str, Any] = {
+    "repeat_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "dry_multiplier": 0.0,
+}
 
 
 class Proposals:
