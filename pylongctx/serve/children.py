@@ -188,7 +188,7 @@ class Child:
         return max(self.source.size, self._most_bytes)
 
     def hold(self, quiet: bool = False) -> None:
-        """Count a request; the model stays until ``release``. A quiet one is no use of the model."""
+        """Count a request; the model stays until ``release``. A quiet one does not count as use of the model."""
         self._n_held += 1
         self._idle.clear()
         self.used = self.used if quiet else time.monotonic()

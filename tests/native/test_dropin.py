@@ -392,7 +392,7 @@ def quantized(embedded_f32, tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", ["llama-server", *SHORT])
 @pytest.mark.parametrize("switch", ["1", "0"])
 def test_products_of_weights_are_linked_into_each_tool(quantized, tmp_path, name, switch):
-    """The package, with the same switch, says which weights stay as they are: ours multiply them, ggml's repack them."""
+    """As in the package with the same switch: ours leave weights as they are, which ggml repacks."""
     log = log_of(name, quantized, tmp_path, LCTX_WEIGHTS=switch)
     opened = subprocess.run(
         [sys.executable, "-c", OPENED, str(quantized)],
