@@ -555,7 +555,7 @@ REFUSED_BY_SERVER = (
 # options with the value that requests what pylongctx always does
 FIXED = {"--cpu-strict": "0", "--cpu-strict-batch": "0", "--prio": "0", "--prio-batch": "0", "--poll": "0"}
 FIXED |= {"--poll-batch": "0", "-lzm --lazy-mode": "auto", "--log-colors": "off"}
-FIXED_OF_SERVER = {"--embd-normalize": "2", "--sleep-idle-seconds": "-1"}
+FIXED_OF_SERVER = {"--embd-normalize": "2"}
 # switches that request what pylongctx always does
 ACCEPTED = (
     *("--no-warmup", "--no-perf", "--log-disable", "--simple-io", "--repack", "--no-mmproj", "--no-mmproj-auto"),

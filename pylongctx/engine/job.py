@@ -161,7 +161,8 @@ class Job:
     def choose(self, tokens: NDArray[np.int32], row: Row) -> int | None:
         """Return the token after int32 [n], whose logits are float32 [n_vocab]; None: a criterion ends the job."""
         with self.calling():
-            token = self.sampler.sample(process(self.processors, tokens, row))
+            decide = None if self.draft is None else self.draft.decide()
+            token = self.sampler.sample(process(self.processors, tokens, row), decide)
             return None if self.criteria is not None and self.criteria(tokens, row) else token
 
     def ends(self, model: Model, token: int) -> bool:

@@ -44,6 +44,7 @@ OURS = {
         "stream_options",
         "parallel_tool_calls",
         "enable_thinking",
+        "reasoning_budget",
         "chat_template_kwargs",
         "parse_special",
     ],
