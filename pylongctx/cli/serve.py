@@ -86,6 +86,8 @@ def _add_limits(options: Options) -> None:
     add("--document-cache", parse=integer, metavar="MIB", help="maximum MiB of prefilled documents (2048)")
     help = "maximum MiB of sequences that lost their slots; 0: none, -1: no limit (8192, or a quarter of free memory)"
     add("-cram", "--cache-ram", parse=cache_ram, metavar="MIB", env=True, help=help)
+    help = "minimum tokens after a gap, such as turns that a client left out, that are reused; 0: exact answers (0)"
+    add("--cache-reuse", parse=integer, metavar="N", env=True, help=help)
     help = "unsupported fields: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=help)
     help = "pictures, files and unknown parts in turns before the last: put a note in their place, or refuse (note)"
