@@ -28,7 +28,11 @@ TOPICS = (
 )
 QUESTIONS = (
     *("Tell me something about {}.", "Why is that?", "Give me an example.", "What do people often get wrong there?"),
-    *("Explain it to a child of six.", "My name is Ada, and I am new to this. Where do I begin?", "What costs the most?"),
+    *(
+        "Explain it to a child of six.",
+        "My name is Ada, and I am new to this. Where do I begin?",
+        "What costs the most?",
+    ),
     *("Compare it with something I know.", "What did you say about a child?", "Which tools do I need?"),
     *("Write one sentence that I can remember.", "Now a question of mine: is {} worth my time?"),
 )
@@ -117,7 +121,15 @@ def compare(name: str, args: argparse.Namespace) -> Iterator[list[str]]:
     for key, values in rows.items():
         loss, more, divergence, same = (list(column) for column in zip(*values, strict=True))
         error = stdev(more) / len(more) ** 0.5
-        yield [name, key, f"{fmean(loss):.3f}", f"{fmean(more):+.3f} +- {error:.3f}", f"{fmean(divergence):.4f}", f"{fmean(same):.1%}", str(len(more))]
+        yield [
+            name,
+            key,
+            f"{fmean(loss):.3f}",
+            f"{fmean(more):+.3f} +- {error:.3f}",
+            f"{fmean(divergence):.4f}",
+            f"{fmean(same):.1%}",
+            str(len(more)),
+        ]
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ def evicts(session: Session) -> bool:
 
 
 def can_cut(session: Session) -> bool:
-    """Return True if a sequence can be cut after its state was loaded, which has no checkpoints."""
+    """Return True if a sequence can be cut anywhere after its state was loaded."""
     return not (session.context.rollback or evicts(session))
 
 
@@ -65,9 +65,14 @@ class ParkedStates(States):
 
     def _cached(self, tokens: Tokens) -> LlamaState | None:
         """Return the state with the longest usable prefix; only ``fetch`` counts as its use."""
-        lengths = {state: longest_prefix(state.input_ids, tokens) for state in self._kept.values()}
-        usable = [state for state, n in lengths.items() if self._cuts or n == state.n_tokens]
-        return max(usable, key=lambda state: lengths[state], default=None)
+        return max(self._kept.values(), key=lambda state: self._offered(state, tokens, 0), default=None)
+
+    def _offered(self, state: LlamaState, tokens: Tokens, held: int) -> int:
+        """Return how many tokens of a prompt a state covers."""
+        if state.input_ids.tobytes() in self._failed:
+            return 0
+        n = longest_prefix(state.input_ids, tokens)
+        return n if self._cuts else state.end_within(n)
 
 
 class Parked:
@@ -96,7 +101,8 @@ class Parked:
         try:
             if self._has_room(session, cache.cache_state):
                 saved = _as_it_is(session) if as_it_is else session.save()
-                cache[saved[0].tolist()] = LlamaState(*saved, {})
+                ends = tuple(session.context.checkpoints(session.seq))
+                cache[saved[0].tolist()] = LlamaState(*saved, {}, ends)
         except (LctxError, MemoryError) as reason:  # it is lost, as it would be without this
             LOG.warning("a sequence is not kept: %s", reason)
         self.n_bytes = self._held()
