@@ -302,9 +302,9 @@ int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double fraction);
 // Forget all other sequences.
 void lctx_seq_keep(lctx_context * ctx, int32_t seq);
 
-// Save and restore: one sequence, or all with seq < 0, with their last checkpoints (lctx_seq_checkpoints). Size and get: bytes, 0 on failure. Set: bytes read, 0 when the
-// state does not fit (another method, type, model or version), or is none that a context could have saved; the sequence
-// is empty then. lctx_context_error says why.
+// Save and restore: one sequence, or all with seq < 0, with their last checkpoints (lctx_seq_checkpoints). Size and
+// get: bytes, 0 on failure. Set: bytes read, 0 when the state does not fit (another method, type, model or version), or
+// is none that a context could have saved; the sequence is empty then. lctx_context_error says why.
 size_t lctx_state_size(lctx_context * ctx, int32_t seq);
 size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);

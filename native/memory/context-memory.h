@@ -2,8 +2,8 @@
 // heads evict too, and keeps our KV cache and what stays llama.cpp's own (foreign-memory.h) at the same positions.
 //
 // A window or a recurrent state cannot go back. A checkpoint keeps them as they were after some number of tokens of a
-// sequence, in host memory; the rows of our cache are still there, so none of them are copied. A saved state has the last
-// few of them, since nothing else leads a restored sequence back into its text.
+// sequence, in host memory; the rows of our cache are still there, so none of them are copied. A saved state has the
+// last few of them, since nothing else leads a restored sequence back into its text.
 #pragma once
 
 #include "foreign-memory.h"
