@@ -3,10 +3,10 @@
     python bench/trimmed.py --model smollm2-135m --model qwen2.5-coder-1.5b
 
 Each conversation keeps its system prompt and its last ``--window`` turns, as clients do that trim by themselves. Its
-answers are those of a model that evaluates every prompt whole (greedy). The same tokens are scored with the rows behind
-the gap reused, turn after turn, as ``--cache-reuse`` does; with a cache that is not trimmed; and, as a reference for
-rounding, with K and V in q8_0 and every prompt whole. The table has the mean loss of these tokens (paired), the
-Kullback-Leibler divergence from whole evaluation, and how often the likeliest token is the same.
+answers are those of exact evaluation (greedy). The same tokens are scored with the rows behind the gap reused, turn
+after turn, as ``--cache-reuse`` does; with a history that is not trimmed; and, as a reference for rounding, with K and
+V in q8_0. The table has the mean loss of these tokens, its difference from that of exact evaluation with the standard
+error (paired), the Kullback-Leibler divergence from exact evaluation, and how often the likeliest token is the same.
 """
 
 import argparse
@@ -44,7 +44,8 @@ def arguments() -> argparse.Namespace:
     add("--model", action="append", help="a file or a name; default: smollm2-135m")
     add("--conversations", type=int, default=len(TOPICS))
     add("--window", type=int, default=4, help="turns that the client keeps")
-    add("--tokens", type=int, default=48, help="of each answer")
+    add("--tokens", type=int, default=24, help="of each answer")
+    add("--turns", type=int, default=len(QUESTIONS), help="of each conversation")
     return parser.parse_args()
 
 
@@ -66,31 +67,25 @@ def scores(llm: Llama, answer: np.ndarray) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
 
-def whole(llm: Llama, tokens: np.ndarray) -> None:
-    llm.reset()
-    llm.session.eval(tokens)
-
-
-def reused(llm: Llama, tokens: np.ndarray) -> None:
-    hold(llm.session, Held(llm.session, min_chunk=MIN_AFTER_GAP).covers(tokens[:-1]))
+def evaluate(llm: Llama, tokens: np.ndarray, min_chunk: int = 0) -> None:
+    """Evaluate a prompt after what the sequence holds of it, with ``min_chunk`` also behind a gap."""
+    hold(llm.session, Held(llm.session, min_chunk=min_chunk).covers(tokens[:-1]))
     llm.session.eval(tokens[llm.session.n_tokens :])
 
 
 def turns(llms: dict[str, Llama], topic: str, args: argparse.Namespace) -> Iterator[tuple[np.ndarray, dict]]:
     """Yield each answer to a trimmed prompt, and its log-probabilities by way of evaluation."""
     messages = [{"role": "system", "content": SYSTEM}]
-    for i, question in enumerate(QUESTIONS):
+    for i, question in enumerate(QUESTIONS[: args.turns]):
         messages.append({"role": "user", "content": question.format(topic)})
-        tokens = prompt(llms["whole"], trimmed(messages, args.window))
-        done = llms["whole"].create_completion(tokens.tolist(), max_tokens=args.tokens, temperature=0.0)
+        tokens = prompt(llms["exact"], trimmed(messages, args.window))
+        done = llms["exact"].create_completion(tokens.tolist(), max_tokens=args.tokens, temperature=0.0)
         text = done["choices"][0]["text"]
-        answer = np.array(llms["whole"].tokenize(text.encode(), add_bos=False, special=False), np.int32)
+        answer = np.array(llms["exact"].tokenize(text.encode(), add_bos=False, special=False), np.int32)
         found = {}
         for name, llm in llms.items():
-            if name == "reused":
-                reused(llm, tokens)
-            else:
-                whole(llm, prompt(llm, messages) if name == "not trimmed" else tokens)
+            wanted = prompt(llm, messages) if name == "not trimmed" else tokens
+            evaluate(llm, wanted, MIN_AFTER_GAP if name == "reused" else 0)
             found[name] = scores(llm, answer) if len(answer) else None
         messages.append({"role": "assistant", "content": text})
         if i > args.window and len(answer):
@@ -99,37 +94,27 @@ def turns(llms: dict[str, Llama], topic: str, args: argparse.Namespace) -> Itera
 
 def compare(name: str, args: argparse.Namespace) -> Iterator[list[str]]:
     path, common = resolve(name), {"n_ctx": 4096, "verbose": False}
-    spans = {"method": "full,spans=2"}
     llms = {
-        "whole": Llama(path, **common),
-        "reused": Llama(path, **common, **spans),
+        "exact": Llama(path, **common),
+        "reused": Llama(path, **common, method="full,spans=2"),
         "not trimmed": Llama(path, **common),
         "K and V in q8_0": Llama(path, **common, type_k="q8_0", type_v="q8_0"),
     }
-    rows: dict[str, list[tuple[float, float, float, float]]] = {key: [] for key in llms}
+    rows: dict[str, list[tuple[float, ...]]] = {key: [] for key in llms}
     for topic in TOPICS[: args.conversations]:
         for answer, found in turns(llms, topic, args):
-            exact = found["whole"]
+            exact = found["exact"]
             at = np.arange(len(answer)), answer
             for key, other in found.items():
                 divergence = (np.exp(exact) * (exact - other)).sum(1).mean()
                 same = (exact.argmax(1) == other.argmax(1)).mean()
                 loss = -other[at].mean()
                 rows[key].append((loss, loss + exact[at].mean(), divergence, same))
-        for llm in llms.values():
-            llm.reset()
     for key, values in rows.items():
         loss, more, divergence, same = (list(column) for column in zip(*values, strict=True))
         error = stdev(more) / len(more) ** 0.5
-        yield [
-            name,
-            key,
-            f"{fmean(loss):.3f}",
-            f"{fmean(more):+.3f} +- {error:.3f}",
-            f"{fmean(divergence):.4f}",
-            f"{fmean(same):.1%}",
-            str(len(more)),
-        ]
+        numbers = f"{fmean(loss):.3f}", f"{fmean(more):+.4f} +- {error:.4f}", f"{fmean(divergence):.4f}"
+        yield [name, key, *numbers, f"{fmean(same):.1%}", str(len(more))]
 
 
 def main() -> None:
