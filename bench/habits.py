@@ -203,8 +203,8 @@ def columns(peer: str | None, chosen: Sequence[str] | None) -> Iterator[dict[str
     """Yield the servers by name."""
     own = [sys.executable, "-m", "pylongctx", "serve"]
     with tempfile.TemporaryDirectory() as folder:
-        found = {"pylongctx": own, "--cache-reuse 32": [*own, "--cache-reuse", "32"]}
-        found["--kv-store"] = [*own, "--kv-store", folder]
+        found = {"pylongctx": own, "pylongctx --cache-reuse 32": [*own, "--cache-reuse", "32"]}
+        found["pylongctx --kv-store"] = [*own, "--kv-store", folder]
         if peer:
             found |= {"llama-server": [peer], "llama-server --cache-reuse 32": [peer, "--cache-reuse", "32"]}
         yield {name: command for name, command in found.items() if not chosen or name in chosen}

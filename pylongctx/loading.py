@@ -243,11 +243,10 @@ class OpenedModel:
             settings |= {"n_seq_max": n_seq}
         spec = _spec(given["method"], bool(given["embedding"]))
         self.evicts, self.cache_reuse = arguments.evicts(given), arguments.cache_reuse(given)
-        # what needs spans
-        self._spanning = "overflow='evict_middle'" if self.evicts else f"cache_reuse={self.cache_reuse}"
-        self._has_spans = self.evicts or self.cache_reuse > 0
-        if self._has_spans:
-            spec = with_spans(spec, self._spanning)
+        self._needs_spans = ""  # the argument that does
+        if self.evicts or self.cache_reuse:
+            self._needs_spans = "overflow='evict_middle'" if self.evicts else f"cache_reuse={self.cache_reuse}"
+            spec = with_spans(spec, self._needs_spans)
         if self._mtp is not None:
             settings |= {"mtp": 1}
         elif given["draft"] is not None:
@@ -333,8 +332,8 @@ class OpenedModel:
         except InvalidInput as reason:
             if serves(self.path, self._where(), settings, spec):
                 raise  # a setting was refused, not the model
-            if self._has_spans:
-                raise error(reason.status, f"{self._spanning} {NO_SPANS}: {reason}") from None
+            if self._needs_spans:
+                raise error(reason.status, f"{self._needs_spans} {NO_SPANS}: {reason}") from None
             try:
                 self._open(settings, OWN_CACHE)
             except InvalidInput:
@@ -366,10 +365,10 @@ class OpenedModel:
                 "n_ctx is %d, the learned positions of the model, not %d", self.context.n_ctx, settings["n_ctx"]
             )
         self._rows = row_identity(self.model, self.files, self.context, self.given)
-        if self._has_spans and self.context.keeps_checkpoints:
+        if self._needs_spans and self.context.keeps_checkpoints:
             self.context.close()
             self.model.close()
-            raise ValueError(f"{self._spanning} {NO_SPANS}: this model has sliding windows or recurrent states")
+            raise ValueError(f"{self._needs_spans} {NO_SPANS}: this model has sliding windows or recurrent states")
         method = parse(self.context.method) if self.context.method else None
         architecture = self.model.metadata().get("general.architecture", "")
         if warning := few_bits_for_a_bias(architecture, self.context.types["type_k"], method):

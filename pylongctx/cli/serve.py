@@ -34,7 +34,7 @@ CONTENT = ("note", "refuse")  # pictures and other content that cannot be read
 Address = tuple[list[str], int, bool]
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
-    *("method", "overflow", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
+    *("method", "overflow", "cache_reuse", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
     *("kv_offload_mib", "kv_offload_path", "progress_callback", "draft_model"),
 )
 
