@@ -47,6 +47,7 @@ class Server:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         options = ["-m", model, "-c", "8192", "-np", "1", "--host", "127.0.0.1", "--port", str(port), "--metrics"]
+        options += ["-t", "1"]  # counts do not depend on it, and threads of a busy machine wait for each other
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen([*command, *options], **quiet)
         end = time.monotonic() + PATIENCE
