@@ -36,7 +36,7 @@ CONTENT = ("note", "refuse")  # pictures and other content that cannot be read
 Address = tuple[list[str], int, bool]
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
-    *("method", "overflow", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
+    *("method", "overflow", "cache_reuse", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
     *("kv_offload_mib", "kv_offload_path", "progress_callback", "draft_model"),
 )
 
@@ -88,6 +88,8 @@ def _add_limits(options: Options) -> None:
     add("--document-cache", parse=integer, metavar="MIB", help="maximum MiB of prefilled documents (2048)")
     help = "maximum MiB of sequences that lost their slots; 0: none, -1: no limit (8192, or a quarter of free memory)"
     add("-cram", "--cache-ram", parse=cache_ram, metavar="MIB", env=True, help=help)
+    help = "minimum tokens after a gap, such as turns that a client left out, that are reused; 0: exact answers (0)"
+    add("--cache-reuse", parse=integer, metavar="N", env=True, help=help)
     help = "unsupported fields: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=help)
     help = "pictures, files and unknown parts in turns before the last: put a note in their place, or refuse (note)"

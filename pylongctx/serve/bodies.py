@@ -374,6 +374,7 @@ class Generate(Sampled):
     ignore_eos: bool | None = also_named("ignore_eos", "ban_eos_token")
     id_slot: int | None = None
     cache_prompt: bool | None = None
+    n_cache_reuse: int | None = Field(None, ge=0)
     verbose: bool | None = None
     longctx: Extension = Extension()
 

@@ -295,8 +295,17 @@ class Handler(ABC, Generic[Body]):
             owner=owner_of(self.request),
             slot=None if body.id_slot in (None, -1) else body.id_slot,
             reuses=settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
+            cache_reuse=self._cache_reuse(),
             prefills=self.service.prefills(getattr(body, "continue_final_message", None)),
         )
+
+    def _cache_reuse(self) -> int | None:
+        """Return the request's minimum of tokens after a gap; ApiError if the server's sequences cannot have gaps."""
+        wanted = self.body.n_cache_reuse
+        if wanted and self.host.session.spans == 1:
+            reason = f"n_cache_reuse={wanted} is not supported here, start the server with --cache-reuse {wanted}"
+            raise invalid(reason, "n_cache_reuse")
+        return wanted
 
     async def _results(self, begin: Callable[[int, EngineSource], Any]) -> list[Any] | None:
         """Begin all completions and return their results; None if the client disconnected.

@@ -25,6 +25,7 @@ OURS = {
         "method",
         "draft",
         "overflow",
+        "cache_reuse",
         "kv_limit",
         "kv_store",
         "kv_store_limit",
