@@ -90,8 +90,6 @@ MUTATIONS = [
              "r.fetch_k(later, i + 2);", "r.fetch_k(later, i + 3);", "test_cuda_warpgroup.py"),
     Mutation("copies that a product may not see (CUDA)", "native/cuda/warpgroup.h",
              "lctx_group_sees_copies();", "", "test_cuda_warpgroup.py"),
-    Mutation("places of rows that other threads still read (CUDA)", "native/cuda/dense.h",
-             "IN_GROUP ? 3 : 2", "2", "test_cuda_warpgroup.py"),
     Mutation("sums of values that are not finite (CUDA)", "native/cuda/flash.h",
              "(sums & 0x7fff7fff) != 0", "false", "test_cuda_attend.py"),
     Mutation("rows of a piece that are in the next page (CUDA)", "native/cuda/decode.cu",
