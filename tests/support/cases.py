@@ -195,6 +195,16 @@ def _types() -> list[OpCase]:
     ]  # fmt: skip
 
 
+def _prompts() -> list[OpCase]:
+    """Return cases with tiles of many columns in f16: whole ones and others, and the last block of rows in any part."""
+    sizes = [(63, 64, 1), (64, 128, 4), (65, 112, 7), (129, 40, 4), (257, 128, 7), (257, 64, 1), (577, 128, 4)]
+    return [
+        OpCase(f"prompt-f16-rows{r}-dim{d}-heads{h}", n_rows=r, n_tokens=min(r, 77), head_dim_k=d, head_dim_v=d,
+               n_head=2 * h, n_head_kv=2, type_k="f16", type_v="f16")
+        for r, d, h in sizes
+    ]  # fmt: skip
+
+
 def _few() -> list[OpCase]:
     """Return cases with few columns: several tokens of a tile, odd numbers of rows and of dimensions, ends of pages."""
     sizes = [(rows, tokens) for rows in (1, 2, 3, 5, 17, 63, 64, 66, 127) for tokens in (1, 3)]
@@ -278,7 +288,17 @@ def _transformed() -> list[OpCase]:
     ]  # fmt: skip
 
 
-OP_CASES = [*_shapes(), *_heads(), *_types(), *_few(), *_ropes(), *_methods(), *_corners(), *_transformed()]
+OP_CASES = [
+    *_shapes(),
+    *_heads(),
+    *_types(),
+    *_prompts(),
+    *_few(),
+    *_ropes(),
+    *_methods(),
+    *_corners(),
+    *_transformed(),
+]
 
 # Model-level cases: (method, number of tokens) for a model trained on 64 positions.
 N_CTX_TRAIN = 64
