@@ -1,6 +1,6 @@
 # Tests, linters and checks of the library.
 
-.PHONY: check test test-all test-peers test-build test-kinds lint words format fuzz fuzz-files fuzz-states fuzz-calls
+.PHONY: check test test-all test-peers test-build test-kinds test-arm lint words format fuzz fuzz-files fuzz-states fuzz-calls
 .PHONY: sanitize sanitize-address sanitize-thread cuda-check vulkan-check vulkan-acceptance
 
 # the package whose llama.cpp is pinned: the tests compare with it
@@ -136,3 +136,14 @@ test-kinds: $(VENV)/.build-tools
 	$(INSTALL_ALONE) -C cmake.define.GGML_NATIVE=OFF -C cmake.define.LCTX_CPU_KINDS=ON
 	@cd tests && set -e; for kind in $$($(PYTHON_ALONE) -c "$(KINDS_HERE)"); do \
 	    echo "$$kind"; PYLONGCTX_CPU=$$kind $(PYTHON_ALONE) -m pytest -q $(ALONE_TESTS) $(PYTEST_ARGS); done
+
+# on the libraries of the wheel for 64-bit ARM, each on a CPU of its kind as qemu emulates it: what they compute, not how fast
+QEMU_ARM     = $(shell command -v qemu-aarch64 || command -v qemu-aarch64-static)
+PYTHON_ARM   = PYTHONPATH=$(CURDIR)/build/arm/site $(QEMU_ARM) -L $(CURDIR)/build/arm/root
+ARM_CPUS    := armv8.0=cortex-a57 armv8.2=cortex-a76 armv8.6=max,sve=off
+test-arm: $(VENV)/.wheel-tools
+	$(BIN)/python tests/support/arm_root.py build/arm
+	$(MAKE) wheel-unpacked ARCH=aarch64 INTO=build/arm/site WHEEL_ARGS="-C cmake.define.LCTX_HARNESS=ON"
+	@cd tests && set -e; for pair in $(ARM_CPUS); do echo "$$pair"; \
+	    PYLONGCTX_CPU=$${pair%%=*} $(PYTHON_ARM) -cpu $${pair#*=} $(CURDIR)/build/arm/root/usr/bin/python3.11 -S \
+	        -m pytest -q -p no:cacheprovider $(ALONE_TESTS) $(PYTEST_ARGS); done

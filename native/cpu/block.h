@@ -1,7 +1,7 @@
 // One block of cells for the columns of *attend*: scores, online softmax, o += p v.
 #pragma once
 
-#include "key-integers.h"
+#include "few-integers.h"
 #include "pairs.h"
 
 // Softmax states of columns; o is not divided by l yet.
@@ -86,7 +86,10 @@ template <typename Mask> static inline void lctx_attend_few(const lctx_attend_ar
                                                             const lctx_stored & k, const lctx_stored & v, int n,
                                                             const lctx_states & st, const lctx_block_scratch & w,
                                                             Mask && mask) {
-    lctx_few_scores(lctx_readable(k, n, a.head_dim_k, w.k), n, columns.q, columns.n, a.head_dim_k, w.s, columns.fixed);
+    if (!lctx_few_in_integers(a, columns) || !lctx_few_integer_scores(columns, k, n, w.s)) {
+        lctx_few_scores(lctx_readable(k, n, a.head_dim_k, w.k), n, columns.q, columns.n, a.head_dim_k, w.s,
+                        columns.fixed);
+    }
     lctx_softcap(w.s, (size_t)columns.n * LCTX_BLOCK, a.params.softcap);
     mask(w.s, 1, LCTX_BLOCK);
     for (int c = 0; c < columns.n; c++) {
@@ -100,8 +103,10 @@ template <typename Mask> static inline void lctx_attend_few(const lctx_attend_ar
 }
 
 // The queries in the form in which their scores are computed.
-static inline void lctx_round_for_scores([[maybe_unused]] const lctx_attend_args & a,
-                                         [[maybe_unused]] const lctx_columns & columns) {
+static inline void lctx_round_for_scores(const lctx_attend_args & a, const lctx_columns & columns) {
+    if (lctx_few_in_integers(a, columns)) {
+        return lctx_round_few(columns);
+    }
 #if LCTX_HAS_KEY_INTEGERS
     if (lctx_in_integers(a, columns)) {
         return lctx_round_queries(columns);

@@ -11,7 +11,7 @@
 
 constexpr int LCTX_BLOCK = LCTX_PAGE_ROWS;  // most rows that are worked on at a time
 constexpr int LCTX_FEW_COLUMNS = 8;         // up to here this beats a product of floats that is padded to vector width
-constexpr int LCTX_ACCUMULATORS = LCTX_VL == 16 ? 16 : 8;
+constexpr int LCTX_ACCUMULATORS = LCTX_VL == 8 ? 8 : 16;  // of 32 registers; AVX2 has 16
 
 // Up to LCTX_BLOCK rows that lie in one page.
 struct lctx_stored {
@@ -137,9 +137,7 @@ static LCTX_KERNEL void lctx_few_weigh_n(const lctx_stored & v, int n, const flo
             lctx_prefetch(v.next + i * v.row_size, v.row_size);
         }
         lctx_vf value[D];
-        for (int j = 0; j < D; j++) {
-            value[j] = R::load(row, d0 + j * LCTX_VL);
-        }
+        lctx_load_all(R{}, row, d0, value);
         for (int c = 0; c < N; c++) {
             const lctx_vf weight = lctx_vset(p[c * LCTX_BLOCK + i]);
             for (int j = 0; j < D; j++) {

@@ -6,6 +6,9 @@
 #if defined(__AVX512BF16__)
 #define LCTX_HAS_PAIRS 1
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define LCTX_HAS_PAIRS 1
+#include <arm_neon.h>
 #else
 #define LCTX_HAS_PAIRS 0
 #endif
@@ -21,7 +24,9 @@ struct lctx_pair {
 };
 
 static inline lctx_vi lctx_vload(const lctx_pair * p) {
-    return (lctx_vi)_mm512_loadu_si512(p);
+    lctx_vi v;
+    memcpy(&v, p, sizeof(v));
+    return v;
 }
 
 static inline void lctx_vstore(lctx_pair * p, lctx_vi v) {
@@ -29,15 +34,28 @@ static inline void lctx_vstore(lctx_pair * p, lctx_vi v) {
 }
 
 static inline lctx_vi lctx_vset(lctx_pair x) {
-    return (lctx_vi)_mm512_set1_epi32((int)x.bits);
+    return (int32_t)x.bits - lctx_vi{};
 }
+
+typedef int16_t lctx_halves __attribute__((vector_size(4 * LCTX_VL)));
 
 // In every lane: sum + both products of a pair.
 static inline lctx_vf lctx_vmad(lctx_vf sum, lctx_vi a, lctx_vi b) {
+#if defined(__AVX512BF16__)
     return (lctx_vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    return (lctx_vf)vbfdotq_f32((float32x4_t)sum, (bfloat16x8_t)a, (bfloat16x8_t)b);
+#endif
 }
 
-typedef int16_t lctx_halves __attribute__((vector_size(64)));
+// Both rounded, one after the other.
+static inline lctx_halves lctx_vround_both(lctx_vf first, lctx_vf second) {
+#if defined(__AVX512BF16__)
+    return (lctx_halves)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+#else
+    return (lctx_halves)vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t)first), (float32x4_t)second);
+#endif
+}
 
 template <int... I> static inline lctx_vi lctx_vinterleave(lctx_halves v, std::integer_sequence<int, I...>) {
     return (lctx_vi)lctx_vpick<lctx_halves>(v, v, std::integer_sequence<int, (I % 2 * LCTX_VL + I / 2)...>{});
@@ -45,13 +63,16 @@ template <int... I> static inline lctx_vi lctx_vinterleave(lctx_halves v, std::i
 
 // In every lane a pair of both.
 static inline lctx_vi lctx_vpair(lctx_vf first, lctx_vf second) {
-    return lctx_vinterleave((lctx_halves)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first),
-                            std::make_integer_sequence<int, 2 * LCTX_VL>{});
+    return lctx_vinterleave(lctx_vround_both(first, second), std::make_integer_sequence<int, 2 * LCTX_VL>{});
 }
 
 // The lanes as LCTX_VL / 2 pairs.
 static inline void lctx_vstore(lctx_pair * p, lctx_vf v) {
+#if defined(__AVX512BF16__)
     _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh((__m512)v));
+#else
+    vst1_bf16((bfloat16_t *)p, vcvt_bf16_f32((float32x4_t)v));
+#endif
 }
 #endif
 

@@ -112,6 +112,8 @@ template <int BITS> static inline lctx_vi lctx_index_levels_of(lctx_vi codes) {
 #elif defined(__AVX2__)
     const __m256i table = _mm256_set1_epi32(0x140d0700);
     return (lctx_vi)_mm256_shuffle_epi8(table, (__m256i)codes);
+#elif defined(__aarch64__)
+    return (lctx_vi)vqtbl1q_u8((uint8x16_t)(lctx_vi{} + 0x140d0700), (uint8x16_t)codes);
 #else
     return codes * 7 - ((codes >> 1) & 0x01010101);  // no byte carries: 0, 7, 13, 20
 #endif
@@ -171,25 +173,37 @@ static LCTX_KERNEL void lctx_index_scores_n(const lctx_index_shape & shape, cons
                                             const lctx_index_query * query, float * s, int64_t step) {
     constexpr int PER_BYTE = 8 / BITS;
     constexpr int32_t MASK = BITS == 1 ? 0x01010101 : 0x03030303;
+    constexpr int RM = LCTX_VL == 4 ? 4 : 1;  // vectors of rows that share the broadcast of a query's bytes
     const int32_t n_code = shape.n_code(), n_channel = shape.n_channel();
-    for (int lane = 0; lane < lctx_index_shape::GROUP; lane += LCTX_VL) {
-        lctx_vi sum[N];
+    for (int lane = 0; lane < lctx_index_shape::GROUP; lane += RM * LCTX_VL) {
+        lctx_vi sum[N][RM];
         for (int c = 0; c < N; c++) {
-            sum[c] = query[c].start - lctx_vi{};
+            std::fill_n(sum[c], RM, query[c].start - lctx_vi{});
         }
         for (int32_t at = 0; at < n_code; at += lctx_index_shape::WORD) {
-            lctx_vi codes = lctx_vload_words(group + shape.word_at(at / lctx_index_shape::WORD, lane));
-            for (int part = 0; part < PER_BYTE; part++, codes >>= BITS) {
-                const lctx_vi levels = lctx_index_levels_of<BITS>(codes & MASK);
+            lctx_vi codes[RM];
+            for (int i = 0; i < RM; i++) {
+                codes[i] = lctx_vload_words(group + shape.word_at(at / lctx_index_shape::WORD, lane + i * LCTX_VL));
+            }
+            for (int part = 0; part < PER_BYTE; part++) {
+                lctx_vi levels[RM];
+                for (int i = 0; i < RM; i++, codes[i - 1] >>= BITS) {
+                    levels[i] = lctx_index_levels_of<BITS>(codes[i] & MASK);
+                }
                 for (int c = 0; c < N; c++) {
-                    sum[c] = lctx_vdot_small(sum[c], levels,
-                                             lctx_vset_word(bytes + (size_t)c * n_channel + part * n_code + at));
+                    const lctx_vi word = lctx_vset_word(bytes + (size_t)c * n_channel + part * n_code + at);
+                    for (int i = 0; i < RM; i++) {
+                        sum[c][i] = lctx_vdot_small(sum[c][i], levels[i], word);
+                    }
                 }
             }
         }
-        const lctx_vf scale = lctx_vload_half(group + shape.scale_at(lane));
-        for (int c = 0; c < N; c++) {
-            lctx_vstore(s + c * step + lane, __builtin_convertvector(sum[c], lctx_vf) * scale * query[c].scale);
+        for (int i = 0; i < RM; i++) {
+            const lctx_vf scale = lctx_vload_half(group + shape.scale_at(lane + i * LCTX_VL));
+            for (int c = 0; c < N; c++) {
+                lctx_vstore(s + c * step + lane + i * LCTX_VL,
+                            __builtin_convertvector(sum[c][i], lctx_vf) * scale * query[c].scale);
+            }
         }
     }
 }
@@ -268,12 +282,24 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_index_tile(const int32_t 
         for (int j = 0; j < RN; j++) {
             column[j] = lctx_vload_words(q.words + (size_t)at * q.n_pad + first + j * LCTX_VL);
         }
+#if LCTX_DOT_SIGNED
+        static_assert(RM == LCTX_VL);
+        const lctx_vi rows = lctx_vload_words(keys + at * GROUP + row);
+        lctx_each_lane(
+            [&](auto lane) {
+                for (int j = 0; j < RN; j++) {
+                    sum[lane][j] = lctx_vdot_lane<lane>(sum[lane][j], rows, column[j]);
+                }
+            },
+            lctx_lanes{});
+#else
         for (int i = 0; i < RM; i++) {
             const lctx_vi key = keys[at * GROUP + row + i] - lctx_vi{};
             for (int j = 0; j < RN; j++) {
                 sum[i][j] = lctx_vdot_small(sum[i][j], key, column[j]);
             }
         }
+#endif
     }
 #endif
     for (int j = 0; j < RN; j++) {

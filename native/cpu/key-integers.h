@@ -2,7 +2,7 @@
 // fewer as they are, queries rounded for every 32 channels. Sums are exact within 32 channels, and floats beyond. 32
 // channels of a column and a key take 32 products in f32, 16 in bf16 (pairs.h), and here 3 instructions for the scales
 // and
-//   with VNNI        8 products of four bytes; queries have 8 bits, as in llama.cpp
+//   with VNNI, sdot  8 products of four bytes; queries have 8 bits, as in llama.cpp
 //   with AVX2 alone  16 products of two words and 16 sums, which other ports execute in parallel; queries have 16 bits
 #pragma once
 
@@ -11,7 +11,12 @@
 #include "half.h"
 #include "round.h"
 
-#if LCTX_HAS_DOT
+#include <type_traits>
+
+#if LCTX_DOT_SIGNED
+#define LCTX_HAS_KEY_INTEGERS 1
+typedef int8_t lctx_key_integer;
+#elif LCTX_HAS_DOT
 #define LCTX_HAS_KEY_INTEGERS 1
 typedef uint8_t lctx_key_integer;
 static inline lctx_vi lctx_vdot_key(lctx_vi sum, uint32_t key, lctx_vi query) {
@@ -39,7 +44,7 @@ static inline bool lctx_in_integers(const lctx_attend_args & a, const lctx_colum
 #if LCTX_HAS_KEY_INTEGERS
 constexpr int LCTX_KEY_STEP = 4 / sizeof(lctx_key_integer);  // channels that are multiplied at once
 constexpr int LCTX_KEY_BITS = 32 / LCTX_KEY_STEP;
-constexpr int LCTX_KEY_ZERO = LCTX_KEY_BITS == 8 ? 128 : 0;  // what is added to a key
+constexpr int LCTX_KEY_ZERO = std::is_signed_v<lctx_key_integer> ? 0 : 128;  // what is added to a key
 constexpr int LCTX_QUERY_MOST = (1 << (LCTX_KEY_BITS - 1)) - 1;
 
 // Queries as signed integers, in place of the floats of their columns; value = scale * integer.
@@ -145,6 +150,26 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_i
                 part[i][j] = part[0][j];
             }
         }
+#if LCTX_DOT_SIGNED
+        for (int x = 0; x < LCTX_KEY_GROUP; x += LCTX_VL * LCTX_KEY_STEP) {
+            lctx_vi key[RM];
+            for (int i = 0; i < RM; i++) {
+                memcpy(&key[i], k + i * k_row + g * LCTX_KEY_GROUP + x, sizeof(lctx_vi));
+            }
+            lctx_each_lane(
+                [&](auto lane) {
+                    for (int j = 0; j < RN; j++) {
+                        lctx_vi step;
+                        memcpy(&step, steps + j * LCTX_VL, sizeof(step));
+                        for (int i = 0; i < RM; i++) {
+                            part[i][j] = lctx_vdot_lane<lane>(part[i][j], key[i], step);
+                        }
+                    }
+                    steps += q_row;
+                },
+                lctx_lanes{});
+        }
+#else
 #pragma GCC unroll 4
         for (int x = 0; x < LCTX_KEY_GROUP; x += LCTX_KEY_STEP, steps += q_row) {
             lctx_vi step[RN];
@@ -159,6 +184,7 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_i
                 }
             }
         }
+#endif
         for (int j = 0; j < RN; j++) {
             const lctx_vf scale = lctx_vload(q.scales + g * q.n_pad + first + j * LCTX_VL);
             for (int i = 0; i < RM; i++) {

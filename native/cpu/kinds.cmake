@@ -1,17 +1,40 @@
-# One library for each kind of x86-64 CPU: the same objects, with ggml-cpu and our kernels compiled for it. lib/kinds.json lists what
-# each needs, best first; the package loads the first that the CPU can run (pylongctx/_cpu.py).
+# One library for each kind of CPU: the same objects, with ggml-cpu and our kernels compiled for it. lib/kinds.json lists what each needs,
+# best first; the package loads the first that the CPU can run (pylongctx/_cpu.py). The last is libllama.so itself.
 #
-# Names of features are those of /proc/cpuinfo. libllama.so itself is for all other CPUs, from SSE4.2 on.
+# Names of features are those of /proc/cpuinfo. It is for all other CPUs: from SSE4.2 on, and from ARMv8.0 on.
 
-set(AVX2 avx avx2 bmi2 f16c fma)
-set(AVX512 ${AVX2} avx512f avx512cd avx512vl avx512dq avx512bw)
-set(LCTX_KINDS sapphirerapids zen4 cascadelake skylakex alderlake haswell)
-set(LCTX_KIND_haswell ${AVX2})
-set(LCTX_KIND_alderlake ${AVX2} avx_vnni)
-set(LCTX_KIND_skylakex ${AVX512})
-set(LCTX_KIND_cascadelake ${AVX512} avx512_vnni)
-set(LCTX_KIND_zen4 ${AVX512} avx512_vnni avx512vbmi avx512_bf16)
-set(LCTX_KIND_sapphirerapids ${AVX512} avx512_vnni avx512vbmi avx512_bf16 amx_tile amx_int8)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+    # no SVE: its kinds have vectors of their own width, which these kernels would have to be written for
+    set(LCTX_KINDS armv8.6 armv8.2)
+    set(any armv8.0)
+    set(LCTX_KIND_armv8.2 atomics crc32 asimdrdm fphp asimdhp asimddp)
+    set(LCTX_KIND_armv8.6 ${LCTX_KIND_armv8.2} i8mm bf16)
+    # not all of ARMv8.6, which some of these CPUs lack; zig has names of its own for what is between two plus signs
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+        set(LCTX_FLAGS_armv8.2 -march=armv8.2-a+dotprod+fp16)
+    else()
+        set(LCTX_FLAGS_armv8.2 -mcpu=generic+v8_2a+dotprod+fullfp16)
+    endif()
+    set(LCTX_FLAGS_armv8.6 ${LCTX_FLAGS_armv8.2}+i8mm+bf16)
+else()
+    set(AVX2 avx avx2 bmi2 f16c fma)
+    set(AVX512 ${AVX2} avx512f avx512cd avx512vl avx512dq avx512bw)
+    set(LCTX_KINDS sapphirerapids zen4 cascadelake skylakex alderlake haswell)
+    set(any x64)
+    set(LCTX_KIND_haswell ${AVX2})
+    set(LCTX_KIND_alderlake ${AVX2} avx_vnni)
+    set(LCTX_KIND_skylakex ${AVX512})
+    set(LCTX_KIND_cascadelake ${AVX512} avx512_vnni)
+    set(LCTX_KIND_zen4 ${AVX512} avx512_vnni avx512vbmi avx512_bf16)
+    set(LCTX_KIND_sapphirerapids ${AVX512} avx512_vnni avx512vbmi avx512_bf16 amx_tile amx_int8)
+    foreach(kind ${LCTX_KINDS})
+        foreach(feature ${LCTX_KIND_${kind}})
+            string(REGEX REPLACE "^(avx512|avx)_" "\\1" flag "${feature}")  # -mavx512vnni, -mavxvnni
+            string(REPLACE "_" "-" flag "${flag}")  # -mamx-int8
+            list(APPEND LCTX_FLAGS_${kind} -m${flag})
+        endforeach()
+    endforeach()
+endif()
 
 # ggml-cpu once more, as a static library, with the flags of a kind
 function(lctx_add_cpu kind)
@@ -29,11 +52,7 @@ function(lctx_add_cpu kind)
         get_property(value DIRECTORY "${folder}" PROPERTY ${property})
         set_property(TARGET ggml-cpu-${kind} APPEND PROPERTY ${property} ${value})
     endforeach()
-    foreach(feature ${LCTX_KIND_${kind}})
-        string(REGEX REPLACE "^(avx512|avx)_" "\\1" flag "${feature}")  # -mavx512vnni, -mavxvnni
-        string(REPLACE "_" "-" flag "${flag}")  # -mamx-int8
-        target_compile_options(ggml-cpu-${kind} PRIVATE -m${flag})
-    endforeach()
+    target_compile_options(ggml-cpu-${kind} PRIVATE ${LCTX_FLAGS_${kind}})
 endfunction()
 
 set_source_files_properties(${LCTX_CPU_SOURCES} PROPERTIES COMPILE_OPTIONS "${LCTX_CPU_OPTIONS}")
@@ -49,5 +68,5 @@ foreach(kind ${LCTX_KINDS})
     list(APPEND kinds "\"${kind}\": [\"${features}\"]")
 endforeach()
 list(JOIN kinds ",\n  " kinds)
-file(WRITE "${CMAKE_BINARY_DIR}/kinds.json" "{\n  ${kinds}\n}\n")
+file(WRITE "${CMAKE_BINARY_DIR}/kinds.json" "{\n  ${kinds},\n  \"${any}\": []\n}\n")
 install(FILES "${CMAKE_BINARY_DIR}/kinds.json" DESTINATION pylongctx/lib COMPONENT pylongctx)

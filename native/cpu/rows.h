@@ -10,6 +10,7 @@
 #include "ggml.h"
 
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -43,11 +44,10 @@ static inline lctx_vi lctx_widen(const uint16_t * p) {
 }
 #else
 template <typename T> static inline lctx_vi lctx_widen(const T * p) {
-    lctx_vi v;
-    for (int i = 0; i < LCTX_VL; i++) {
-        v[i] = p[i];
-    }
-    return v;
+    typedef T narrow __attribute__((vector_size(LCTX_VL * sizeof(T))));
+    narrow v;
+    memcpy(&v, p, sizeof(v));
+    return __builtin_convertvector(v, lctx_vi);
 }
 #endif
 
@@ -80,6 +80,8 @@ static inline lctx_vf lctx_vset_half(ggml_half h) {
     return lctx_from_half(_mm256_set1_epi16((short)h));
 #elif defined(__AVX__) && defined(__F16C__)
     return (lctx_vf)_mm256_cvtph_ps(_mm_set1_epi16((short)h));
+#elif defined(__ARM_NEON)
+    return (lctx_vf)vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h)));
 #else
     return lctx_vset(ggml_fp16_to_fp32(h));
 #endif
@@ -115,6 +117,45 @@ struct lctx_rows_q4_0 {
         return lctx_vset_half(b.d) * __builtin_convertvector(q, lctx_vf);
     }
 };
+
+// D vectors from element d on, a multiple of D * LCTX_VL.
+template <typename R, int D> static inline void lctx_load_all(R, const char * row, int d, lctx_vf (&to)[D]) {
+    for (int j = 0; j < D; j++) {
+        to[j] = R::load(row, d + j * LCTX_VL);
+    }
+}
+
+#if defined(__aarch64__)
+// Of quantized rows in vectors of four, 16 elements are widened together and share their scale.
+static inline void lctx_widen_16(int8x16_t bytes, lctx_vf scale, lctx_vf * to) {
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+    to[0] = scale * (lctx_vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(low)));
+    to[1] = scale * (lctx_vf)vcvtq_f32_s32(vmovl_high_s16(low));
+    to[2] = scale * (lctx_vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(high)));
+    to[3] = scale * (lctx_vf)vcvtq_f32_s32(vmovl_high_s16(high));
+}
+
+template <int D>
+static inline std::enable_if_t<D % 4 == 0> lctx_load_all(lctx_rows_q8_0, const char * row, int d, lctx_vf (&to)[D]) {
+    static_assert(QK8_0 % (D * LCTX_VL) == 0);
+    const block_q8_0 & b = ((const block_q8_0 *)row)[d / QK8_0];
+    for (int j = 0; j < D; j += 4) {
+        lctx_widen_16(vld1q_s8(b.qs + d % QK8_0 + j * LCTX_VL), lctx_vset_half(b.d), to + j);
+    }
+}
+
+template <int D>
+static inline std::enable_if_t<D % 4 == 0> lctx_load_all(lctx_rows_q4_0, const char * row, int d, lctx_vf (&to)[D]) {
+    static_assert(QK4_0 % (D * LCTX_VL) == 0);
+    const block_q4_0 & b = ((const block_q4_0 *)row)[d / QK4_0];
+    const uint8x16_t both = vld1q_u8(b.qs);
+    for (int j = 0; j < D; j += 4) {
+        const uint8x16_t half =
+            d % QK4_0 + j * LCTX_VL < QK4_0 / 2 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4);
+        lctx_widen_16(vsubq_s8(vreinterpretq_s8_u8(half), vdupq_n_s8(8)), lctx_vset_half(b.d), to + j);
+    }
+}
+#endif
 
 // f(reader) for the types that vectors can read; false for the others.
 template <typename F> static inline bool lctx_with_rows(ggml_type type, F && f) {

@@ -58,7 +58,7 @@ class lctx_reference {
         constexpr int GROUP = lctx_index_shape::GROUP;
         lctx_vf v[GROUP], most = lctx_vload(most_ + column), sum = lctx_vload(sum_ + column), top = most;
         for (int i = 0; i < GROUP; i++) {
-            v[i] = (first <= cell + i) & (end > cell + i) ? lctx_vload(s + i * step) : lctx_vset(-INFINITY);
+            v[i] = ((first <= cell + i) & (end > cell + i)) ? lctx_vload(s + i * step) : lctx_vset(-INFINITY);
             top = lctx_vmax(top, v[i]);
         }
         const lctx_vf base = top == lctx_vset(-INFINITY) ? lctx_vf{} : top;

@@ -1,0 +1,56 @@
+"""A Python for 64-bit ARM and the packages that the tests need, for qemu: ``python tests/support/arm_root.py FOLDER``.
+
+``FOLDER/root`` has packages of Debian, unpacked and not installed, ``FOLDER/site`` those of PyPI. Works on Debian and
+Ubuntu, without the rights to install.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+RELEASE, PYTHON = "bookworm", "3.11"
+SOURCE = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian {} main\n"
+PACKAGES = (
+    *(f"python{PYTHON}-minimal", f"libpython{PYTHON}-minimal", f"libpython{PYTHON}-stdlib", "libc6", "libgcc-s1"),
+    *("libstdc++6", "zlib1g", "libexpat1", "libffi8", "libssl3", "libbz2-1.0", "liblzma5", "libsqlite3-0", "libuuid1"),
+)
+WHEELS = ("numpy", "cffi", "pytest", "hypothesis", "gguf", "rich", "llguidance", "markdown-it-py")
+PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+QEMU = ("qemu-aarch64", "qemu-aarch64-static")
+
+
+def unpack_debian(folder: Path) -> None:
+    """Unpack Debian's packages below ``root``, with lists of apt of its own: apt is left as it is."""
+    if (folder / f"root/usr/bin/python{PYTHON}").is_file():
+        return
+    (folder / "lists/partial").mkdir(parents=True, exist_ok=True)
+    (folder / "sources.list").write_text(SOURCE.format(RELEASE))
+    where = {"Dir::Etc::SourceList": "sources.list", "Dir::State::lists": "lists", "Dir::Cache": "cache"}
+    options = [f"-o{name}={folder.resolve() / value}" for name, value in where.items()]
+    options += ["-oDir::Etc::SourceParts=-", "-oAPT::Architecture=arm64", "-oAPT::Architectures=arm64"]
+    for action in (["update"], ["download", *PACKAGES]):
+        subprocess.run(["apt-get", "--quiet", *options, "-oAPT::Sandbox::User=root", *action], cwd=folder, check=True)
+    for package in folder.glob("*.deb"):
+        subprocess.run(["dpkg", "-x", package.name, "root"], cwd=folder, check=True)
+
+
+def unpack_wheels(folder: Path) -> None:
+    """Unpack packages of PyPI below ``site``."""
+    if (folder / "site/numpy").is_dir():
+        return
+    platforms = [word for name in PLATFORMS for word in ("--platform", f"{name}_aarch64")]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary", ":all:", "--python-version", PYTHON]
+    subprocess.run([*pip, *platforms, "--dest", folder / "wheels", *WHEELS], check=True)
+    for wheel in (folder / "wheels").glob("*.whl"):
+        with ZipFile(wheel) as file:
+            file.extractall(folder / "site")
+
+
+if __name__ == "__main__":
+    if not any(map(shutil.which, QEMU)):
+        raise SystemExit("no qemu-aarch64 here: sudo apt-get install qemu-user-static")
+    target = Path(sys.argv[1])
+    unpack_debian(target)
+    unpack_wheels(target)
