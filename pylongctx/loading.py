@@ -38,7 +38,7 @@ from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
 # their keys have a bias that is many times as large as the rest (Qwen2.5-Coder-1.5B: up to 912)
 LARGE_BIAS = ("qwen2", "qwen2moe", "qwen2vl")
-FEW_BITS = ("q4_0", "q4_1")
+FEW_BITS = ("q4_0", "q4_1", "iq4_nl")
 TRIAL_N_CTX = 512  # tokens: the graph does not depend on the length of the context
 TRIAL_SECONDS = 60  # maximum time of a trial
 SLOW_TRIAL = 0.1  # seconds: the result of a slower trial is saved, see ``_note``

@@ -100,6 +100,8 @@ def _add_limits(options: Options) -> None:
     add("--slot-save-path", metavar="FOLDER", env=True, help="folder where /slots saves sequences (none)")
     help = "time for running requests to finish when the server stops (10)"
     add("--grace", parse=number, metavar="SECONDS", help=help)
+    help = "keep a stream with X-Conversation-Id that nobody reads for so long, to be read again; 0: keep none (300)"
+    add("--rejoin-seconds", parse=number, metavar="SECONDS", help=help)
     help = "free a model that no request uses for so long; the next one loads it again; -1: never (-1)"
     add("--sleep-idle-seconds", parse=idle_seconds, metavar="SECONDS", help=help)
 
@@ -232,6 +234,9 @@ def settings(args: argparse.Namespace) -> "Settings":
     sampling, template = advised_sampling(args) | sampling_arguments(args), template_arguments(args)
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
+    if args.rejoin_seconds is not None and not 0 <= args.rejoin_seconds < math.inf:
+        raise ValueError(f"--rejoin-seconds must be 0 (none are kept) or more, not {args.rejoin_seconds:g}")
+    given["rejoin"] = args.rejoin_seconds
     if args.step_ms is not None and args.step_ms < 0:
         raise ValueError(f"--step-ms must be 0 (no limit) or more, not {args.step_ms:g}")
     given["step"] = None if args.step_ms is None else args.step_ms / 1000

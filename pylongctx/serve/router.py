@@ -18,16 +18,16 @@ from starlette.types import Receive, Scope, Send
 
 from pylongctx import __version__
 from pylongctx._log import LOG
-from pylongctx.serve import ollama
+from pylongctx.serve import ollama, streams
 from pylongctx.serve.app import INDEX, enclose
-from pylongctx.serve.bodies import json_of
+from pylongctx.serve.bodies import json_of, read
 from pylongctx.serve.cards import MODALITIES
 from pylongctx.serve.children import Child, Children, ModelSource, OneModel, Shelf
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.handler import READER_PATIENCE, until_gone
 from pylongctx.serve.metrics import TYPE, Answers, merged
 from pylongctx.serve.ollama import chat_piece, frame, generate_piece
 from pylongctx.serve.service import Settings, fingerprint
+from pylongctx.serve.transport import send_part, until_gone
 
 Object = dict[str, Any]
 # hop-by-hop headers, and those that every server writes itself
@@ -113,6 +113,7 @@ def create_app(router: Router) -> FastAPI:
     app = FastAPI(title="pylongctx", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_models(app, router)
     _add_ollama(app, router)
+    _add_streams(app, router)
 
     @app.get("/health")
     @app.get("/v1/health")
@@ -220,6 +221,28 @@ def _add_ollama(app: FastAPI, router: Router) -> None:
         app.add_api_route(f"/api/{path}", ollama.refuse, methods=[method])
 
 
+def _add_streams(app: FastAPI, router: Router) -> None:
+    """Add the routes of streams that are read again; a stream has its model in its name, as in llama-server's page."""
+
+    @app.api_route("/v1/stream", methods=["GET", "DELETE"])
+    async def stream(request: Request) -> Response:
+        _, name = streams.key_of(request)
+        source = router.source(request.query_params.get("model") or name.partition(streams.VARIANT)[2])
+        if router.children.of(source).status == "loaded":
+            return Forwarded(router.children, source, b"")
+        if request.method == "DELETE":
+            return Response(status_code=204)
+        raise streams.missing()
+
+    @app.post("/v1/streams/lookup")
+    async def lookup(request: Request) -> list[Object]:
+        body = await read(request, streams.LookupBody)
+        key = {name: value for name in ("authorization", "x-api-key") if (value := request.headers.get(name))}
+        children, names = router.children.loaded(), body.model_dump()
+        asked = (child.http.post(request.url.path, json=names, headers=key) for child in children)
+        return [entry for answer in await asyncio.gather(*asked) for entry in answer.json()]
+
+
 def _cards(router: Router) -> Iterator[Object]:
     for source in router.shelf.sources().values():
         if (card := source.card) is not None:
@@ -306,8 +329,7 @@ class Forwarded(Response):
                 await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
                 begun = True
                 async for part in response.aiter_raw():
-                    sending = send({"type": "http.response.body", "body": part, "more_body": True})
-                    await asyncio.wait_for(sending, READER_PATIENCE)
+                    await send_part(send, part)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except httpx.TransportError:
             reason = await child.lost()

@@ -335,6 +335,31 @@ def test_keys_are_asked_for_before_a_model_is_loaded(folder):
         assert "second" not in server.http.get("/v1/models").text  # users do not see each other's keys
 
 
+def test_a_stream_is_read_again_from_the_process_of_its_model(folder):
+    with routing(folder, settings={"api_keys": ("first", "second")}) as server:
+        get = lambda name, **more: server.http.get("/v1/stream", params={"conv_id": name} | more)  # noqa: E731
+        assert get("a::one").status_code == 404
+        assert server.loaded() == set()
+        found = {}
+        for name, model in (("a::one", "one"), ("a::two", "two"), ("b", "one")):
+            with server.http.stream(
+                "POST",
+                "/v1/completions",
+                json={"model": model, "prompt": "a", "max_tokens": 3, "stream": True},
+                headers={"X-Conversation-Id": name},
+            ) as response:
+                found[name] = response.read()
+        assert get("a::two").content == found["a::two"]
+        assert get("b", model="one", **{"from": 9}).content == found["b"][9:]
+        body = {"conversation_ids": ["a", "b"]}
+        entries = server.http.post("/v1/streams/lookup", json=body).json()
+        assert {one["conversation_id"] for one in entries} == set(found)
+        second = {"Authorization": "Bearer second"}
+        assert server.http.post("/v1/streams/lookup", json=body, headers=second).json() == []
+        assert server.http.delete("/v1/stream", params={"conv_id": "a::two"}).status_code == 204
+        assert get("a::two").status_code == 404
+
+
 def test_pages_of_others_are_let_in_by_both(folder):
     origin = {"origin": "http://page.example"}
     with routing(folder, settings={"cors_origins": ("http://page.example",)}, options=["--cors-origin", "*"]) as server:

@@ -23,6 +23,7 @@ TOLERANCE = {
     "q5_1": 1e-2,
     "q4_0": 2e-2,
     "q4_1": 2e-2,
+    "iq4_nl": 2e-2,
 }
 EIGHT_BITS = 1.5e-2  # of an output, when factors are rounded to 8 bits
 # tokens of a graph whose factors are rounded on no CPU, with 2 query heads per KV head: 4 columns (native/cpu/block.h)
@@ -265,7 +266,7 @@ def _corners() -> list[OpCase]:
 # (block of K, block of V) of a head: as a context stores it, K or V alone, and other blocks
 BLOCKS = {(64, 64): [(64, 64), (0, 64), (64, 0), (32, 32)], (96, 96): [(32, 32)], (128, 64): [(128, 64), (64, 32)],
           (256, 256): [(256, 64), (64, 256)], (192, 128): [(64, 64)], (40, 32): [(0, 32)]}  # fmt: skip
-STORED = [("q4_0", "q4_0"), ("q8_0", "q4_1"), ("q5_1", "f16"), ("f32", "f32")]
+STORED = [("q4_0", "q4_0"), ("iq4_nl", "iq4_nl"), ("q8_0", "q4_1"), ("q5_1", "f16"), ("f32", "f32")]
 
 
 def _transformed() -> list[OpCase]:
