@@ -2,9 +2,10 @@
 
     python bench/acceptance.py qwen2.5-coder-1.5b --lengths 8192,16384 emma.txt other.txt
 
-Of each text the first tokens are evaluated, and 160 tokens are generated greedily after them; then the text continues
-to the next length. The model drafts itself (``draft="longheads"``). Printed is the share of accepted draft tokens, and
-the tokens of an answer for each check. A text that is too short for a length is left out there.
+Of each text the first tokens are evaluated, and 160 tokens are generated after them, greedily unless there is a
+``--temperature``; then the text continues to the next length. With a ``--seed`` drafts are compared with what is drawn,
+otherwise they are accepted by rejection sampling. The model drafts itself (``draft="longheads"``). Printed is the share
+of accepted draft tokens, and the tokens of an answer for each check. A text that is too short for a length is left out.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def measure(args: argparse.Namespace, text: str) -> Iterator[tuple[int, list[int
             start, before = time.perf_counter(), counts(llm.counters)
             llm.prefill(tokens[:length])
             seconds = time.perf_counter() - start
-            llm(tokens[:length], max_tokens=args.n, temperature=0.0, logit_bias=ends)
+            llm(tokens[:length], max_tokens=args.n, temperature=args.temperature, seed=args.seed, logit_bias=ends)
             yield length, [now - then for now, then in zip(counts(llm.counters), before, strict=True)], seconds
 
 
@@ -55,6 +56,8 @@ def main() -> None:
     parser.add_argument("--draft", default="longheads,window=2048")
     parser.add_argument("--drafts", type=int, default=4, help="tokens of a draft (4)")
     parser.add_argument("-n", type=int, default=160, help="tokens of an answer (160)")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int)
     args = parser.parse_args()
     fix_length(args.drafts)
     totals = {length: [0, 0, 0, 0] for length in args.lengths}

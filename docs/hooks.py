@@ -3,7 +3,8 @@
 ``<!-- file: README.md -->`` is replaced by that file, its links turned to the pages. ``<!-- options: serve -->`` is a
 table of the options of a command, ``<!-- options: serve: server -->`` of a group of its help, and
 ``<!-- options: evaluations -->`` of what all tasks of ``eval`` share; ``<!-- tasks -->`` is a section for each of them.
-``<!-- routes -->`` is a table of the server's routes, ``<!-- catalogue -->`` one of the models that have a name.
+``<!-- routes -->`` is a table of the server's routes, ``<!-- fields -->`` one of the fields of requests,
+``<!-- catalogue -->`` one of the models that have a name.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from unittest.mock import MagicMock
 
 ROOT = Path(__file__).resolve().parents[1]
 EVAL = "eval "  # how the names of its tasks begin
-MARK = re.compile(r"^<!-- (file|options|tasks|routes|catalogue)(?:: (.+?))? -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- (file|options|tasks|routes|fields|catalogue)(?:: (.+?))? -->$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+:)([^)#\s]+)(?:#[^)]*)?\)")  # to a file, not to an address or a picture
 VARIABLE = re.compile(r" \[([A-Z_]+)\]$")
 
@@ -22,7 +23,7 @@ VARIABLE = re.compile(r" \[([A-Z_]+)\]$")
 def on_page_markdown(markdown: str, **kwargs: object) -> str:
     """Return a page with its marks replaced."""
     makers = {"file": file, "options": options, "tasks": lambda _: tasks()}
-    makers |= {"routes": lambda _: routes(), "catalogue": lambda _: catalogue()}
+    makers |= {"routes": lambda _: routes(), "fields": lambda _: fields(), "catalogue": lambda _: catalogue()}
     return MARK.sub(lambda mark: makers[mark[1]](mark[2]), markdown)
 
 
@@ -119,6 +120,33 @@ def routes() -> str:
         (method.upper(), path, route["summary"]) for path, group in paths.items() for method, route in group.items()
     ]
     return _markdown(("method", "path", "answer"), [(method, f"`{path}`", text) for method, path, text in found])
+
+
+def fields() -> str:
+    """Return a table of the fields of requests for tokens: their other names, and the routes that have them."""
+    from pylongctx.serve import foreign
+    from pylongctx.serve.anthropic import MessagesBody
+    from pylongctx.serve.bodies import ChatBody, CompletionBody, InfillBody, NativeBody, names_of
+    from pylongctx.serve.ollama import OllamaChatBody, OllamaGenerateBody
+    from pylongctx.serve.responses import ResponsesBody
+
+    bodies = {"/v1/completions": CompletionBody, "/completion": NativeBody, "/infill": InfillBody}
+    bodies |= {"/v1/chat/completions": ChatBody, "/v1/messages": MessagesBody, "/v1/responses": ResponsesBody}
+    bodies |= {"/api/chat": OllamaChatBody, "/api/generate": OllamaGenerateBody}
+    others: dict[str, set[str]] = {}
+    routes: dict[str, list[str]] = {}
+    for route, body in bodies.items():
+        for name, names in names_of(body).items():
+            others.setdefault(name, set()).update(names)
+            routes.setdefault(name, []).append(route)
+    rows = []
+    for name, found in sorted(routes.items(), key=lambda item: (-len(item[1]), item[0])):
+        where = "all" if len(found) == len(bodies) else ", ".join(f"`{route}`" for route in found)
+        also = ", ".join(f"`{one}`" for one in sorted(others[name] - {name, name.rstrip("_")}))
+        elsewhere = "" if where == "all" else "refused" if name in foreign.REFUSED else "listed"
+        rows.append((f"`{name.rstrip('_')}`", also, where, elsewhere))
+    rows += [(f"`{name}`", "", "none", "refused") for name in sorted(foreign.REFUSED.keys() - routes.keys())]
+    return _markdown(("field", "also", "routes that have it", "elsewhere"), rows)
 
 
 # ---- models ----

@@ -55,13 +55,14 @@ $(VENV)/.cublas: $(BIN)/pip
 	$(PIP) install "$(CUBLAS)"
 	touch $@
 
-# llama-perplexity and llama-bench with our library's insides (LCTX_METHOD turns a method on) and without any change
+# llama-server, llama-cli, llama-bench and llama-perplexity, with our library's insides (LCTX_METHOD turns a method on) and without any
+# change
 tools: tools-patched tools-stock
 tools-patched: OPTION := LCTX_BUILD_TOOLS
 tools-stock: OPTION := LCTX_BUILD_STOCK
 tools-patched tools-stock: tools-%: build
 	cmake -S . -B build/tools/build-$* -G Ninja -D$(OPTION)=ON -DLCTX_UPSTREAM_TARBALL=$(TARBALL)
-	cmake --build build/tools/build-$* --target llama-perplexity llama-bench
+	cmake --build build/tools/build-$* --target tools
 	cmake --install build/tools/build-$* --component tools --prefix build/tools/$*
 
 # ik_llama.cpp for pylongctx bench --vs, CPU only, from a checkout: make tools-ik IK_SOURCE=DIR. The check loads the embedded model,

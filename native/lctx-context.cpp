@@ -36,7 +36,7 @@ void check_params(const lctx_context_params & p) {
         throw lctx_refusal("n_threads and n_threads_batch must be 1 .. " + std::to_string(MAX_THREADS));
     }
     if (!lctx_is_kv_type(p.type_k) || !lctx_is_kv_type(p.type_v)) {
-        throw lctx_refusal("type_k and type_v must be one of f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1");
+        throw lctx_refusal("type_k and type_v must be one of f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl");
     }
 }
 

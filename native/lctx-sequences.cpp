@@ -160,6 +160,18 @@ int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq) {
     });
 }
 
+int32_t lctx_seq_checkpoints(const lctx_context * ctx, int32_t seq, int32_t * positions, int32_t n) {
+    int32_t n_all = 0;
+    lctx_guard(&ctx->error, [&] {
+        if (ctx->memory && lctx_is_sequence(ctx, seq)) {
+            const std::vector<int32_t> all = ctx->memory->saved_checkpoints(seq);
+            n_all = (int32_t)all.size();
+            std::copy_n(all.begin(), std::min(std::max(n, 0), n_all), positions);
+        }
+    });
+    return n_all;
+}
+
 int32_t lctx_seq_replay(lctx_context * ctx, int32_t seq, int32_t on) {
     int32_t most = LCTX_INVALID;
     guarded(ctx, {seq}, [&] {

@@ -268,6 +268,10 @@ int32_t lctx_context_rollback(const lctx_context * ctx);
 // is kept, and only of recurrent states. Nothing happens where the rollback is free. 1 done, 0 failed.
 int32_t lctx_seq_checkpoint(lctx_context * ctx, int32_t seq);
 
+// The positions of the last checkpoints of a sequence, ascending: those that its saved state has, which a restored
+// sequence can be cut back to. Returns how many there are, at most n of them are written; 0 without a method.
+int32_t lctx_seq_checkpoints(const lctx_context * ctx, int32_t seq, int32_t * positions, int32_t n);
+
 // The last position up to pos where a checkpoint helps when the text has grown: earlier than pos where the cache cannot
 // be cut at pos, since queries are kept of the last chunk only.
 int32_t lctx_context_cut_before(const lctx_context * ctx, int32_t pos);
@@ -298,9 +302,9 @@ int32_t lctx_seq_compress(lctx_context * ctx, int32_t seq, double fraction);
 // Forget all other sequences.
 void lctx_seq_keep(lctx_context * ctx, int32_t seq);
 
-// Save and restore: one sequence, or all with seq < 0. Size and get: bytes, 0 on failure. Set: bytes read, 0 when the
-// state does not fit (another method, type, model or version), or is none that a context could have saved; the sequence
-// is empty then. lctx_context_error says why.
+// Save and restore: one sequence, or all with seq < 0, with their last checkpoints (lctx_seq_checkpoints). Size and
+// get: bytes, 0 on failure. Set: bytes read, 0 when the state does not fit (another method, type, model or version), or
+// is none that a context could have saved; the sequence is empty then. lctx_context_error says why.
 size_t lctx_state_size(lctx_context * ctx, int32_t seq);
 size_t lctx_state_get(lctx_context * ctx, int32_t seq, uint8_t * buf, size_t size);
 size_t lctx_state_set(lctx_context * ctx, int32_t seq, const uint8_t * buf, size_t size);

@@ -162,6 +162,16 @@ def evicts(given: Mapping[str, Any]) -> bool:
     return bool(policy == EVICT_MIDDLE)
 
 
+def cache_reuse(given: Mapping[str, Any]) -> int:
+    """Return how many tokens after a gap are reused at least; 0: none are."""
+    n = check_count("cache_reuse", given["cache_reuse"], 0)
+    if n and (given["embedding"] or given["vocab_only"]):
+        raise ValueError(f"cache_reuse={n} needs completions: it cannot be combined with embedding or vocab_only")
+    if n and given["deterministic"]:
+        raise ValueError(f"cache_reuse={n} lets answers depend on earlier prompts: leave it or deterministic=True out")
+    return n
+
+
 def store_settings(given: Mapping[str, Any], otherwise: int) -> tuple[str, int, bool] | None:
     """Return the folder of the KV store, its limit in bytes, and whether first words are kept; None for no store."""
     folder, limit, words = given["kv_store"], given["kv_store_limit"], bool(given["kv_store_words"])

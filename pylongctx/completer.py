@@ -53,6 +53,7 @@ OURS = (
     "stream_options",
     "parallel_tool_calls",
     "enable_thinking",
+    "reasoning_budget",
     "chat_template_kwargs",
     "parse_special",
 )
@@ -331,6 +332,7 @@ class Completer:
         stream_options: Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
         enable_thinking: bool = True,
+        reasoning_budget: int | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         parse_special: bool = False,
         **more: Unpack[AnswerOptions],
@@ -365,6 +367,9 @@ class Completer:
             ends after one call.
         enable_thinking : bool
             Whether a reasoning model reasons before it answers.
+        reasoning_budget : int or None
+            Maximum tokens of reasoning; then the template's end tag follows. None or -1: no limit. No effect if the
+            template does not mark reasoning.
         chat_template_kwargs : dict
             Additional variables for the template.
         parse_special : bool
@@ -454,7 +459,7 @@ stopping_criteria, **more
         prompt = conversation.fit(given["max_tokens"]) if source.evicts else conversation.prompt()
         rendered, tokens = prompt.rendered, prompt.tokens
         own_grammar = constraint(given["grammar"]) or rendered.constraint
-        if (budget := self._templates.budget(rendered)) is not None:
+        if (budget := self._templates.budget(rendered, given["reasoning_budget"])) is not None:
             given = {**given, "logits_processor": joined(given["logits_processor"], budget)}
         params = sampling_params(given, self._seeds, self.last_n_tokens_size)
         sampler = Sampler(model, params, own_grammar, tokens, self.penalizes_prompt)

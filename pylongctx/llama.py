@@ -185,6 +185,11 @@ class Llama(Completer):
         How to handle a text that does not fit into the context. "error": raise PromptTooLong, and end an answer there.
         "evict_middle": evict the oldest turns after the system prompt of a conversation, before the answer and while
         it is generated, without evaluating anything again; see ``usage``. For full attention ("auto", "full").
+    cache_reuse : int
+        Minimum tokens of a prompt that are reused after a gap: where the prompt lacks some tokens of the sequence, such
+        as turns that a client left out, the KV entries of at least so many equal tokens after them are kept. They were
+        computed with the missing tokens, so answers differ slightly from those of a full prefill. 0: never. For full
+        attention ("auto", "full"; ``"full,spans=N"`` allows N - 1 gaps, by default one).
     kv_limit : int or None
         Maximum bytes of KV memory, as in ``kv_usage().bytes``; beyond it ContextFull is raised and nothing changes.
     kv_store : str or None
@@ -294,6 +299,7 @@ class Llama(Completer):
         method: Method | str | None = AUTO,
         draft: Method | MtpDraft | str | None = None,
         overflow: str = "error",
+        cache_reuse: int = 0,
         kv_limit: int | None = None,
         kv_store: str | os.PathLike[str] | None = None,
         kv_store_limit: int | None = None,

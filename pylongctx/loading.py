@@ -24,7 +24,7 @@ from pylongctx.engine.context import Context
 from pylongctx.engine.drafting import DraftModel, check_draft, check_model
 from pylongctx.engine.identity import WEIGHTS, row_identity
 from pylongctx.engine.model import Model, with_fields
-from pylongctx.engine.overflow import evicting
+from pylongctx.engine.overflow import with_spans
 from pylongctx.engine.session import Session
 from pylongctx.errors import InvalidInput, LctxError, ModelRefused
 from pylongctx.guarded.process import guarded
@@ -38,7 +38,7 @@ from pylongctx.store.store import DEFAULT_LIMIT, KVStore
 
 # their keys have a bias that is many times as large as the rest (Qwen2.5-Coder-1.5B: up to 912)
 LARGE_BIAS = ("qwen2", "qwen2moe", "qwen2vl")
-FEW_BITS = ("q4_0", "q4_1")
+FEW_BITS = ("q4_0", "q4_1", "iq4_nl")
 TRIAL_N_CTX = 512  # tokens: the graph does not depend on the length of the context
 TRIAL_SECONDS = 60  # maximum time of a trial
 SLOW_TRIAL = 0.1  # seconds: the result of a slower trial is saved, see ``_note``
@@ -48,7 +48,7 @@ ELSEWHERE = (
 )
 _tried: set[str] = set()
 AUTO = "auto"  # full attention on pylongctx's KV cache, or on llama.cpp's own if the model is not supported
-NO_EVICTION = "overflow='evict_middle' needs full attention in all layers, so use overflow='error'"
+NO_SPANS = "needs full attention in all layers, so leave it out"
 OWN_CACHE = ""  # the spec of llama.cpp's own KV cache
 
 
@@ -242,9 +242,11 @@ class OpenedModel:
                 raise ValueError(f"{n_seq} sequences need batches of that many tokens, not {n_step}: raise -ub")
             settings |= {"n_seq_max": n_seq}
         spec = _spec(given["method"], bool(given["embedding"]))
-        self.evicts = arguments.evicts(given)
-        if self.evicts:
-            spec = evicting(spec)
+        self.evicts, self.cache_reuse = arguments.evicts(given), arguments.cache_reuse(given)
+        self._needs_spans = ""  # the argument that does
+        if self.evicts or self.cache_reuse:
+            self._needs_spans = "overflow='evict_middle'" if self.evicts else f"cache_reuse={self.cache_reuse}"
+            spec = with_spans(spec, self._needs_spans)
         if self._mtp is not None:
             settings |= {"mtp": 1}
         elif given["draft"] is not None:
@@ -330,8 +332,8 @@ class OpenedModel:
         except InvalidInput as reason:
             if serves(self.path, self._where(), settings, spec):
                 raise  # a setting was refused, not the model
-            if self.evicts:
-                raise error(reason.status, f"{NO_EVICTION}: {reason}") from None
+            if self._needs_spans:
+                raise error(reason.status, f"{self._needs_spans} {NO_SPANS}: {reason}") from None
             try:
                 self._open(settings, OWN_CACHE)
             except InvalidInput:
@@ -363,10 +365,10 @@ class OpenedModel:
                 "n_ctx is %d, the learned positions of the model, not %d", self.context.n_ctx, settings["n_ctx"]
             )
         self._rows = row_identity(self.model, self.files, self.context, self.given)
-        if self.evicts and self.context.keeps_checkpoints:
+        if self._needs_spans and self.context.keeps_checkpoints:
             self.context.close()
             self.model.close()
-            raise ValueError(f"{NO_EVICTION}: this model has sliding windows or recurrent states")
+            raise ValueError(f"{self._needs_spans} {NO_SPANS}: this model has sliding windows or recurrent states")
         method = parse(self.context.method) if self.context.method else None
         architecture = self.model.metadata().get("general.architecture", "")
         if warning := few_bits_for_a_bias(architecture, self.context.types["type_k"], method):
@@ -384,7 +386,7 @@ class OpenedModel:
         found = [Session(self.model, self.context, every, self.verbose, seq) for seq in range(n_seq)]
         for session in found:
             session.progress = self.given["progress_callback"]
-            session.evicts = self.evicts
+            session.evicts, session.cache_reuse = self.evicts, self.cache_reuse
         return found
 
 

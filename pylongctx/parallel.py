@@ -150,6 +150,7 @@ class EngineSource(SessionSource):
         owner: str | None = None,
         slot: int | None = None,
         reuses: bool = True,
+        cache_reuse: int | None = None,
     ) -> None:
         if traced and chunked(host.method) is None:
             raise ValueError(f"method {str(host.method)!r} does not read chunks, so there is nothing to trace")
@@ -160,7 +161,10 @@ class EngineSource(SessionSource):
         self._engine = engine
         self._limit = limit
         self._owner = owner
-        self._job = partial(Job, id=id, traced=traced, progress=progress, owner=owner, slot=slot, reuses=reuses)
+        least = host.session.cache_reuse if cache_reuse is None else cache_reuse
+        self._job = partial(
+            Job, id=id, traced=traced, progress=progress, owner=owner, slot=slot, reuses=reuses, cache_reuse=least
+        )
         self._cancelled = False
         self.current: Job | None = None
 

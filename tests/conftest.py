@@ -1,5 +1,6 @@
 """Fixtures: the native library, tiny models written once per session."""
 
+import json
 import os
 
 # Several processes run tests: numpy gets one thread, and threads of ggml that wait leave the processor to others.
@@ -216,6 +217,20 @@ def emulated(monkeypatch):
         lacks("harness")
     monkeypatch.setenv("LCTX_EMULATE_CUDA", "1")
     return lambda: monkeypatch.delenv("LCTX_EMULATE_CUDA")
+
+
+@pytest.fixture
+def launches(emulated, monkeypatch, tmp_path):
+    """Return a function that gives, and forgets, what was launched."""
+    log = tmp_path / "launches.jsonl"
+    monkeypatch.setenv("LCTX_EMULATED_LOG", str(log))
+
+    def take() -> list[dict]:
+        done = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        log.unlink()
+        return done
+
+    return take
 
 
 @pytest.fixture

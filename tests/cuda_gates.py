@@ -53,14 +53,15 @@ class Limit:
 # Spills are 0 wherever no line here says otherwise. The loop of score_keys with products does not have what it makes of
 # their sums yet; 95 instructions for 16 columns and rows are 380 for 64 rows. In the dense loop, sm_120 takes 10 more
 # than sm_86, to load constants; the tensor cores are busy for longer than either.
-DENSE = "attend_[lr]*<shape<128, true, 1>>"  # of prompts: lists and runs
-DENSE_OF_TWO = "attend_[lr]*<shape<128, true, 2>>"  # stages, which run on sm_80 and sm_90 alone: 437 there, else 612
+DENSE = "attend_[lr]*<shape<128, true, 1, false>>"  # of prompts: lists and runs
+DENSE_IN_GROUP = "attend_[lr]*<shape<128, true, 2, true>>"  # by wgmma: code for sm_90a alone
+DENSE_OF_TWO = "attend_[lr]*<shape<128, true, 2, false>>"  # stages, which run on sm_80 and sm_90 alone: 435, else 612
 QUANTIZED = "attend_[lr]*<shape<128, false, *"
 LIMITS = (
     Limit("attend<*", "registers", 255),
     Limit("attend_[lr]*", "registers", 255),
     Limit("attend_lists<shape<256, true, *", "spilled", 48, aim=0),
-    Limit("attend_lists<shape<128, true, 2>>", "spilled", 16),  # on sm_86, where it does not run; 0 on sm_90
+    Limit("attend_lists<shape<128, true, 2, false>>", "spilled", 16),  # on sm_86, where it does not run; 0 on sm_90
     Limit("attend_lists<shape<512, false, *", "spilled", 32, aim=0),
     Limit("attend_runs<shape<256, true, *", "spilled", 16, aim=0),
     Limit("attend_runs<shape<256, false, *", "spilled", 204, aim=0),  # rows that are not converted
@@ -74,6 +75,7 @@ LIMITS = (
     Limit("attend<attend_shape<128, false>, true>", "dense", 765),
     Limit(DENSE, "dense", 600, aim=580),
     Limit(DENSE_OF_TWO, "dense", 615),
+    Limit(DENSE_IN_GROUP, "dense", 345),
     Limit(QUANTIZED, "unpack", 35, aim=25),
     Limit("score_tiles<*", "scores", 228),
     Limit("score_keys<*, 4, 1>", "scores", 270, aim=240),

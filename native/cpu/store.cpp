@@ -1,4 +1,5 @@
 // *store*: rotate the keys of the batch to their storage positions, transform, convert, write rows of K and V.
+#include "../ops/nonlinear.h"
 #include "columns.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
@@ -61,6 +62,26 @@ struct scratch {
         : row((float *)base), keys(base + row_size(args)), values(keys + run_size(args, args.cache.k_pool)) {}
 };
 
+// A row of IQ4_NL. llama.cpp's conversion turns NaN into 0, and leaves levels of a block of zeros undefined.
+void put_iq4_nl(const float * x, block_iq4_nl * blocks, int32_t dim) {
+    for (int32_t first = 0; first < dim; first += QK4_NL, x += QK4_NL, blocks++) {
+        const float top = *std::max_element(x, x + QK4_NL, [](float a, float b) { return fabsf(a) < fabsf(b); });
+        const float inverse = top != 0.0f ? 1.0f / (top / (float)lctx_iq4_value(0)) : 0.0f;
+        float products = 0.0f, squares = 0.0f;
+        int levels[QK4_NL];
+        for (int i = 0; i < QK4_NL; i++) {
+            levels[i] = lctx_iq4_level(x[i] * inverse);
+            const float value = (float)lctx_iq4_value(levels[i]), weight = x[i] * x[i];
+            products += weight * value * x[i];
+            squares += weight * value * value;
+        }
+        blocks->d = ggml_fp32_to_fp16(lctx_iq4_scale(products, squares));
+        for (int i = 0; i < QK4_NL / 2; i++) {
+            blocks->qs[i] = (uint8_t)(levels[i] | levels[i + QK4_NL / 2] << 4);
+        }
+    }
+}
+
 void store_row(const lctx_store_args & args, int32_t token, int32_t head, float * tmp, run_of_rows & keys,
                run_of_rows & values) {
     const lctx_row & at = args.rows[token];
@@ -76,7 +97,11 @@ void store_row(const lctx_store_args & args, int32_t token, int32_t head, float 
         const float most = lctx_most_stored(type, is_value);
         lctx_transform(tmp, dim, block);
         std::transform(tmp, tmp + dim, tmp, [&](float x) { return lctx_limited(x, most); });
-        ggml_get_type_traits_cpu(type)->from_float(tmp, to, dim);
+        if (type == GGML_TYPE_IQ4_NL) {
+            put_iq4_nl(tmp, (block_iq4_nl *)to, dim);
+        } else {
+            ggml_get_type_traits_cpu(type)->from_float(tmp, to, dim);
+        }
     };
     const float * center = args.center ? args.center + (size_t)head * args.head_dim_k : nullptr;
     const auto put_key = [&](const float * cs, char * to) {

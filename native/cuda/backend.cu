@@ -4,10 +4,19 @@
 
 #include "ggml-cuda/common.cuh"
 
+// CMake defines it where devices of compute capability 9.0 run that code.
+#ifdef LCTX_CUDA_SM_90A
+constexpr bool COMPILED_FOR_SM_90A = true;
+#else
+constexpr bool COMPILED_FOR_SM_90A = false;
+#endif
+
 static lctx_cuda_device device_of(int device) {
     constexpr size_t MOST_SCRATCH = 64 << 20, SHARE = 128;  // of all memory
     const auto & info = ggml_cuda_info().devices[device];
-    return {info.nsm, info.smpbo, lctx_min(MOST_SCRATCH, info.total_vram / SHARE)};
+    const bool has_warpgroups = COMPILED_FOR_SM_90A && info.cc == GGML_CUDA_CC_HOPPER;
+    return {info.nsm, info.smpbo, lctx_min(MOST_SCRATCH, info.total_vram / SHARE),
+            has_warpgroups && lctx_cuda_wants_warpgroups()};
 }
 
 void lctx_cuda_forward(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {

@@ -5,13 +5,14 @@
 // K and V take turns in shared memory: the one is on its way while products with the other run, which leaves room for
 // two blocks of threads where a multiprocessor has 100 KiB. Where it has 164 KiB, there are two stages, and both of the
 // next block are on their way while products with this one run. What is not f16 waits as bytes, and is unpacked into
-// one tile, K first.
+// one tile, K first. GPUs of compute capability 9.0 may multiply in groups of warps (warpgroup.h).
 #pragma once
 
 #include "hadamard.h"
 #include "partial-states.h"
 #include "tile.h"
 #include "walk.h"
+#include "warpgroup.h"
 
 #include <climits>
 #include <type_traits>
@@ -24,24 +25,28 @@ constexpr int TILE = 64;  // tokens
 constexpr int WARPS = 4, THREADS = WARPS * LCTX_WARP;
 
 // F16: rows are copied as they are. One warp has 16 columns; those of wide heads share them and have a part of the
-// dimensions each.
-template <int DIM_, bool F16_, int STAGES_ = 1> struct shape {
+// dimensions each. IN_GROUP: the warps multiply together.
+template <int DIM_, bool F16_, int STAGES_ = 1, bool IN_GROUP_ = false> struct shape {
     static constexpr int DIM = DIM_, STAGES = STAGES_;  // of K and V, padded
-    static constexpr bool F16 = F16_, WIDE = DIM > 256;
-    static constexpr int ROWS = DIM <= 128 ? 64 : WIDE ? GROUP : 32;  // of a block
+    static constexpr bool F16 = F16_, WIDE = DIM > 256, IN_GROUP = IN_GROUP_;
+    static constexpr bool HAS_CODE = !IN_GROUP || LCTX_HAS_WARPGROUPS;  // on the architecture that is compiled for
+    static constexpr int ROWS = DIM <= 128 ? 64 : WIDE ? GROUP : 32;    // of a block
     static constexpr int GROUPS = ROWS / GROUP;
     static constexpr int DIM_WARPS = WIDE ? WARPS : 1, COLUMNS = 16 * WARPS / DIM_WARPS, WARP_DIM = DIM / DIM_WARPS;
     static constexpr bool KEPT =
         WARP_DIM <= 144;  // queries are in registers, and in the memory of a tile on their way there
-    using layout = std::conditional_t<WIDE, lctx_cuda_padded<DIM + 8>, lctx_cuda_swizzled<DIM>>;
-    using flash = lctx_cuda_flash<WARP_DIM, ROWS, layout>;
+    using of_warps = std::conditional_t<WIDE, lctx_cuda_padded<DIM + 8>, lctx_cuda_swizzled<DIM>>;
+    using layout = std::conditional_t<IN_GROUP, lctx_cuda_panels<DIM>, of_warps>;
+    using of_warp = lctx_cuda_flash<WARP_DIM, ROWS, layout>;
+    using flash = std::conditional_t<IN_GROUP, lctx_cuda_group_flash<DIM>, of_warp>;
     using queries = lctx_cuda_queries<WARP_DIM, KEPT, layout>;
 
-    static constexpr size_t K_OR_V = (size_t)ROWS * layout::STRIDE * sizeof(uint16_t);
+    static constexpr int N_SOURCE = IN_GROUP ? 3 : 2;  // blocks whose place is known
+    static constexpr size_t K_OR_V = (size_t)ROWS * layout::PER_ROW * sizeof(uint16_t);
     static constexpr size_t STAGE = (F16 ? 2 : 1) * K_OR_V, TILES = STAGES * STAGE;
-    static constexpr size_t QUERIES = KEPT ? 0 : (size_t)COLUMNS * layout::STRIDE * sizeof(uint16_t);
+    static constexpr size_t QUERIES = KEPT ? 0 : (size_t)COLUMNS * layout::PER_ROW * sizeof(uint16_t);
     static constexpr size_t SUMS = WIDE ? (size_t)DIM_WARPS * 16 * ROWS * sizeof(float) : 0;
-    static_assert(!KEPT || (size_t)COLUMNS * layout::STRIDE * sizeof(uint16_t) <= K_OR_V,
+    static_assert(!KEPT || (size_t)COLUMNS * layout::PER_ROW * sizeof(uint16_t) <= K_OR_V,
                   "queries are turned where values will be");
 
     __device__ static int column0() { return WIDE ? 0 : lctx_warp() * 16; }
@@ -64,8 +69,8 @@ template <int GROUPS> struct sources {
 
 // Shared memory after the tiles; then groups of the list, and parts.
 template <typename S> struct memory {
-    sources<S::GROUPS> from[2];  // blocks use them in turn
-    int32_t most[2];             // bits of the largest value of a block if it does not fit f16, else 0
+    sources<S::GROUPS> from[S::N_SOURCE];  // blocks use them in turn
+    int32_t most[2];                       // bits of the largest value of a block if it does not fit f16, else 0
 };
 
 // Bytes of a block of rows as they are stored. Values that are channels of keys come with them.
@@ -110,7 +115,11 @@ template <typename S, typename C> struct dense_reader {
     bool reads = true;             // whether a column of this warp reads anything of it
 
     __device__ dense_reader(const lctx_attend_args & a, const C & columns, const lctx_cuda_split & split)
-        : a(a), columns(columns), split(split), raw(raw_size::of<S>(a)), shared(lctx_shared()) {}
+        : a(a),
+          columns(columns),
+          split(split),
+          raw(raw_size::of<S>(a)),
+          shared(S::IN_GROUP ? lctx_shared_panels() : lctx_shared()) {}
 
     // Tiles of block number i.
     __device__ uint16_t * k_tile(int i) const { return (uint16_t *)(shared + i % S::STAGES * S::STAGE); }
@@ -290,7 +299,7 @@ template <typename S, typename C> struct dense_reader {
     }
     __device__ __forceinline__ void fetch_k(const cursor & c, int i) const {
         if (is_valid(c)) {
-            const auto & from = m().from[i % 2].k;
+            const auto & from = m().from[i % S::N_SOURCE].k;
             if constexpr (S::F16) {
                 copy_rows(from, row_size(a.cache.k_pool, a.head_dim_k), a.head_dim_k, bounds_of(c), k_tile(i));
             } else {
@@ -301,7 +310,7 @@ template <typename S, typename C> struct dense_reader {
     }
     __device__ __forceinline__ void fetch_v(const cursor & c, int i) const {
         if (is_valid(c)) {
-            const auto & from = m().from[i % 2];
+            const auto & from = m().from[i % S::N_SOURCE];
             if constexpr (S::F16) {
                 copy_rows(from.v, row_size(a.cache.v_pool, a.head_dim_v), a.head_dim_v, bounds_of(c), v_tile(i));
             } else if (lctx_values_in_keys(a.cache)) {
@@ -482,11 +491,16 @@ template <typename S, typename C> struct dense_reader {
     }
     // Keys of a block to weights.
     __device__ __forceinline__ void score(const cursor & c, int i) {
-        const int first = c.block * S::ROWS;
         f.scores(q, k_tile(i) + S::dim0());
         if constexpr (S::WIDE) {
             f.template add_warps<S::DIM_WARPS>(sums());
         }
+        limit(c);
+        f.softmax();
+    }
+    // Scores to those that a softmax takes.
+    __device__ __forceinline__ void limit(const cursor & c) {
+        const int first = c.block * S::ROWS;
         if (a.params.softcap != 0.0f) {
             f.each_score([&](float & s, int, int) { s = LCTX_LOG2_E * a.params.softcap * lctx_tanh(s); });
         }
@@ -494,7 +508,6 @@ template <typename S, typename C> struct dense_reader {
             f.each_score(
                 [&](float & s, int i, int row) { s = first + row >= lo[i] && first + row < hi[i] ? s : -INFINITY; });
         }
-        f.softmax();
     }
 
     __device__ void run() {
@@ -521,6 +534,9 @@ template <typename S, typename C> struct dense_reader {
         __syncthreads();
         cursor now = from({0, split.next(first_block(parts()[0]), 0), 0});
         put_sources(now, 0);
+        if constexpr (S::IN_GROUP) {
+            return lctx_cuda_read_in_group(*this, now);
+        }
         if constexpr (S::STAGES > 1) {
             return read_stages(now);
         }
@@ -545,7 +561,7 @@ template <typename S, typename C> struct dense_reader {
     // Into the memory where block number i lies, a thread for a group.
     __device__ void put_sources(const cursor & c, int i) const {
         if (threadIdx.x < S::GROUPS && is_valid(c)) {
-            auto & to = m().from[i % 2];
+            auto & to = m().from[i % S::N_SOURCE];
             look_up(c, (int)threadIdx.x, to.k[threadIdx.x], to.v[threadIdx.x]);
         }
     }
@@ -638,14 +654,22 @@ template <typename F> void with_shape(const lctx_attend_args & a, F && f) {
     });
 }
 
-// f(shape) with two stages where a multiprocessor has room for two such blocks of threads, else with one.
+// f(shape) with two stages where a multiprocessor has room for two such blocks of threads, else with one; whose warps
+// multiply in a group where the device shall.
 template <typename S, template <int> class COLUMNS, typename F>
 void with_stages(const lctx_cuda_device & device, const lctx_attend_args & a, F && f) {
     constexpr int MOST_DIM = 128;
     if constexpr (S::F16 && S::DIM <= MOST_DIM) {
-        using two = shape<S::DIM, true, 2>;
-        if (2 * n_shared<two, COLUMNS<S::COLUMNS>>(a) <= device.max_shared) {
-            return f(two());
+        const auto fits = [&](auto s) {
+            return 2 * n_shared<decltype(s), COLUMNS<S::COLUMNS>>(a) <= device.max_shared;
+        };
+        if constexpr (S::DIM % 64 == 0) {
+            if (device.has_warpgroups && fits(shape<S::DIM, true, 2, true>())) {
+                return f(shape<S::DIM, true, 2, true>());
+            }
+        }
+        if (fits(shape<S::DIM, true, 2>())) {
+            return f(shape<S::DIM, true, 2>());
         }
     }
     f(S());

@@ -9,6 +9,7 @@
 #ifdef LCTX_EMULATE
 #include "emulate.h"
 #else
+#include "hardware-group.h"
 #include "hardware.h"
 #endif
 

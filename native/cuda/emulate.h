@@ -248,3 +248,27 @@ void lctx_mma_halves(uint32_t (&c)[2], const uint32_t (&a)[4], uint32_t b0, uint
 void lctx_mma_bytes(int (&d)[4], const uint4 & a, uint32_t b0, uint32_t b1, const int (&c)[4]);
 void lctx_load_matrices(uint32_t (&r)[4], const void * row);
 void lctx_load_transposed(uint32_t (&r)[4], const void * row);
+
+// Products of a group, whose sums are there when they are waited for. A tile that changes before, a fence that is
+// missing, and a descriptor of another layout than a swizzle of 128 bytes end the program.
+constexpr bool LCTX_HAS_WARPGROUPS = true;
+char * lctx_shared_panels();
+uint32_t lctx_shared_address(const void * at);
+void lctx_group_begin();
+void lctx_group_end();
+void lctx_group_wait_for(int n_group);
+void lctx_group_sees_copies();
+void lctx_group_mma_of(float * d, int n_sum, const uint32_t (&a)[4], uint64_t b, bool transposed, bool adds);
+
+template <bool TRANSPOSED, int N>
+inline void lctx_group_mma(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, bool adds) {
+    lctx_group_mma_of(&d[0][0], 4 * N, a, b, TRANSPOSED, adds);
+}
+
+template <int N> inline void lctx_group_wait() {
+    lctx_group_wait_for(N);
+}
+
+template <typename T> inline void lctx_group_hold(T &) {}
+
+template <typename T> inline void lctx_group_keep(const T &) {}

@@ -10,7 +10,7 @@ constexpr size_t ALIGN = 256;
 
 // Few multiprocessors, yet enough to split the work, and scratch for some heads of a test.
 lctx_cuda_device device() {
-    return {4, lctx_emulated_shared(), 1 << 20};
+    return {4, lctx_emulated_shared(), 1 << 20, lctx_cuda_wants_warpgroups()};
 }
 
 bool takes(const ggml_tensor * node) {

@@ -11,16 +11,16 @@
 constexpr float LCTX_LOG2_E = 1.44269504f, LCTX_LN_2 = 0.69314718f;
 
 // Lays out rows of f16 numbers in a tile so that eight of a matrix begin in different banks: with padding, or without
-// it, where units of 8 numbers change places within a row. at(row, d): of number d. plus(at(row, e), d) = at(row, e +
-// d) if e and d have no bit below WIDTH in common.
+// it, where units of 8 numbers change places within a row. PER_ROW: numbers that a row takes. at(row, d): of number d.
+// plus(at(row, e), d) = at(row, e + d) if e and d have no bit below WIDTH in common.
 template <int STRIDE_> struct lctx_cuda_padded {
-    static constexpr int STRIDE = STRIDE_;
+    static constexpr int STRIDE = STRIDE_, PER_ROW = STRIDE;
     static __device__ __forceinline__ int at(int row, int d) { return row * STRIDE + d; }
     static __device__ __forceinline__ int plus(int at, int d) { return at + d; }
 };
 
 template <int DIM> struct lctx_cuda_swizzled {
-    static constexpr int STRIDE = DIM, UNIT = 8;
+    static constexpr int STRIDE = DIM, PER_ROW = DIM, UNIT = 8;
     static constexpr int PLACES =
         lctx_min(DIM / UNIT & -(DIM / UNIT), 8);  // the units of a row that change among each other
     static constexpr int WIDTH = PLACES * UNIT;
@@ -142,6 +142,10 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
 
     // Scores to weights, and the state to the new maximum.
     __device__ __forceinline__ void softmax() {
+        softmax([&](int h, float factor) { rescale(h, factor); });
+    }
+    // The same without o: grow(h, factor) says by what it is to be multiplied, not necessarily where that is 1.
+    template <typename F> __device__ __forceinline__ void softmax(F && grow) {
         lctx_unrolled<2>([&](int h) {
             float most = m[h];
             lctx_unrolled<ROWS / 8>([&](int n) { most = fmaxf(most, fmaxf(s[n][2 * h], s[n][2 * h + 1])); });
@@ -151,7 +155,7 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
                 const float factor = lctx_exp2(m[h] + SHIFT - base);
                 m[h] = most;
                 l[h] *= factor;
-                lctx_unrolled<DIM / 8>([&](int n) { o[n][2 * h] *= factor, o[n][2 * h + 1] *= factor; });
+                grow(h, factor);
             }
             lctx_unrolled<ROWS / 8>([&](int n) {
                 s[n][2 * h] = lctx_exp2(s[n][2 * h] - base);
@@ -159,6 +163,10 @@ template <int DIM, int ROWS, typename LAYOUT = lctx_cuda_padded<DIM + 8>> struct
                 l[h] += s[n][2 * h] + s[n][2 * h + 1];
             });
         });
+    }
+
+    __device__ __forceinline__ void rescale(int h, float factor) {
+        lctx_unrolled<DIM / 8>([&](int n) { o[n][2 * h] *= factor, o[n][2 * h + 1] *= factor; });
     }
 
     // o += P V: the weights of 16 rows have the layout of the left factor already. Groups of 16 rows: bit n stands for

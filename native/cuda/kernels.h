@@ -5,6 +5,9 @@
 #include "../ops/args.h"
 #include "device.h"
 
+#include <cstdlib>
+#include <cstring>
+
 // head_dim of *attend* and *vote*: rows, queries and results of a tile are to fit into shared memory and registers.
 constexpr int LCTX_CUDA_MOST_DIM = 576;
 
@@ -28,7 +31,14 @@ struct lctx_cuda_device {
     int n_multiprocessor;
     size_t max_shared;    // bytes that a block may ask for
     size_t most_scratch;  // bytes that rows of a prompt may take that are converted for all tiles
+    bool has_warpgroups;  // whether prompts are multiplied by groups of warps (warpgroup.h)
 };
+
+// Return whether the environment asks for products of groups of warps: LCTX_CUDA_WGMMA=1. No GPU has run them yet.
+inline bool lctx_cuda_wants_warpgroups() {
+    const char * text = getenv("LCTX_CUDA_WGMMA");
+    return text && strcmp(text, "1") == 0;
+}
 
 // Says where a node runs; work: lctx_cuda_NAME_wsize bytes, 256-byte aligned.
 struct lctx_cuda_queue {

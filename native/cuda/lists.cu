@@ -40,9 +40,11 @@ template <int N> struct list_columns {
 template <typename S> __global__ void __launch_bounds__(THREADS, 2)
     attend_lists(const lctx_attend_args a, const lctx_partial_states partial) {
     lctx_begin();
-    dense_reader<S, list_columns<S::COLUMNS>> r(a, list_columns<S::COLUMNS>(a), {(int)blockIdx.z, partial.n_split});
-    r.run();
-    r.write(partial);
+    if constexpr (S::HAS_CODE) {
+        dense_reader<S, list_columns<S::COLUMNS>> r(a, list_columns<S::COLUMNS>(a), {(int)blockIdx.z, partial.n_split});
+        r.run();
+        r.write(partial);
+    }
 }
 
 }  // namespace

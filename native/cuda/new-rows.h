@@ -13,12 +13,15 @@ __device__ inline void put_word(char * at, uint32_t x) {
     *(uint16_t *)at = (uint16_t)x;
 }
 
+// The first of the largest elements.
+__device__ inline float top_of(float x) {
+    const uint32_t largest = lctx_ballot(fabsf(x) == lctx_warp_max(fabsf(x)));
+    return lctx_shuffle(x, largest ? __ffs((int)largest) - 1 : 0);
+}
+
 // Levels around `middle`; the first of the largest elements gets 0 (ggml: q4_0, q5_0).
 __device__ inline uint32_t level_around(int middle, float x, float * d) {
-    const float most = lctx_warp_max(fabsf(x));
-    const uint32_t largest = lctx_ballot(fabsf(x) == most);
-    const float top = lctx_shuffle(x, largest ? __ffs((int)largest) - 1 : 0);
-    *d = lctx_div(top, (float)-middle);
+    *d = lctx_div(top_of(x), (float)-middle);
     const float inverse = *d != 0.0f ? lctx_div(1.0f, *d) : 0.0f;
     return (uint32_t)lctx_min(2 * middle - 1, (int)lctx_add(lctx_mul(x, inverse), (float)middle + 0.5f));
 }
@@ -61,6 +64,20 @@ template <bool HIGH, bool MIN> __device__ void put_nibbles(char * block, float x
     }
 }
 
+__device__ inline void put_iq4_nl(char * block, float x) {
+    const float rough = lctx_div(top_of(x), (float)lctx_iq4_value(0));
+    const int level = lctx_iq4_level(lctx_mul(x, rough != 0.0f ? lctx_div(1.0f, rough) : 0.0f));
+    const float value = (float)lctx_iq4_value(level), weight = lctx_mul(x, x);
+    const float d = lctx_iq4_scale(lctx_warp_sum(weight * value * x), lctx_warp_sum(weight * value * value));
+    const int other = lctx_shuffle_xor(level, 16);
+    if (lctx_lane() < 16) {
+        block[lctx_cuda_iq4_nl::AT_LOW + lctx_lane()] = (char)(level | other << 4);
+    }
+    if (lctx_lane() == 0) {
+        put_word(block, lctx_to_half(d));
+    }
+}
+
 // Elements [first, first + 32) of a row, one per lane; those of quantized rows are whole blocks.
 __device__ inline void put_32(ggml_type type, char * row, int first, int dim, float x) {
     const int d = first + lctx_lane();
@@ -81,7 +98,8 @@ __device__ inline void put_32(ggml_type type, char * row, int first, int dim, fl
         case GGML_TYPE_Q4_0: return put_nibbles<false, false>(row + (size_t)first / 32 * lctx_cuda_q4_0::SIZE, x);
         case GGML_TYPE_Q4_1: return put_nibbles<false, true>(row + (size_t)first / 32 * lctx_cuda_q4_1::SIZE, x);
         case GGML_TYPE_Q5_0: return put_nibbles<true, false>(row + (size_t)first / 32 * lctx_cuda_q5_0::SIZE, x);
-        default:             return put_nibbles<true, true>(row + (size_t)first / 32 * lctx_cuda_q5_1::SIZE, x);
+        case GGML_TYPE_Q5_1: return put_nibbles<true, true>(row + (size_t)first / 32 * lctx_cuda_q5_1::SIZE, x);
+        default:             return put_iq4_nl(row + (size_t)first / 32 * lctx_cuda_iq4_nl::SIZE, x);
     }
 }
 

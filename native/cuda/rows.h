@@ -2,6 +2,7 @@
 // scale.
 #pragma once
 
+#include "../ops/nonlinear.h"
 #include "device.h"
 #include "ggml.h"
 
@@ -162,6 +163,32 @@ using lctx_cuda_q4_1 = lctx_cuda_nibbles<false, true>;
 using lctx_cuda_q5_0 = lctx_cuda_nibbles<true, false>;
 using lctx_cuda_q5_1 = lctx_cuda_nibbles<true, true>;
 
+// Levels as in q4_0, which name values of a table.
+struct lctx_cuda_iq4_nl : lctx_cuda_levels<lctx_cuda_iq4_nl> {
+    using nibbles = lctx_cuda_q4_0;
+    static constexpr int BLOCK = nibbles::BLOCK, SIZE = nibbles::SIZE, AT_LOW = nibbles::AT_LOW;
+    static constexpr int MIDDLE = LCTX_IQ4_MIDDLE;
+    static constexpr bool MIN = false;
+    static __device__ __forceinline__ uint2 levels(const char * block, int first) {
+        return values(nibbles::levels(block, first));
+    }
+    static __device__ __forceinline__ void all_levels(const char * block, uint2 (&levels)[4]) {
+        nibbles::all_levels(block, levels);
+        lctx_unrolled<4>([&](int i) { levels[i] = values(levels[i]); });
+    }
+    static __device__ __forceinline__ uint2 values(const uint2 & levels) {
+        return {values(levels.x), values(levels.y)};
+    }
+    // The values of four levels, each above MIDDLE. A permutation selects among eight bytes, so two select by the low
+    // three bits of each level, and a third one by the fourth bit.
+    static __device__ __forceinline__ uint32_t values(uint32_t levels) {
+        constexpr uint32_t T0 = lctx_iq4_bytes(0), T1 = lctx_iq4_bytes(4), T2 = lctx_iq4_bytes(8),
+                           T3 = lctx_iq4_bytes(12);
+        const uint32_t four = lctx_permute(levels | levels >> 4, 0, 0x4420), low = four & 0x7777;
+        return lctx_permute(lctx_permute(T0, T1, low), lctx_permute(T2, T3, low), 0x3210 | (four & 0x8888) >> 1);
+    }
+};
+
 // Elements [i, i + 8) of a row, i a multiple of 8.
 template <typename T> static __device__ __forceinline__ void lctx_load_8(const char * row, int i, float (&x)[8]) {
     T::load(row + (size_t)(i / T::BLOCK) * T::SIZE, i % T::BLOCK, x);
@@ -182,7 +209,8 @@ static __device__ inline void lctx_load_8(ggml_type type, const char * row, int 
         case GGML_TYPE_Q4_0: return lctx_load_8<lctx_cuda_q4_0>(row, i, x);
         case GGML_TYPE_Q4_1: return lctx_load_8<lctx_cuda_q4_1>(row, i, x);
         case GGML_TYPE_Q5_0: return lctx_load_8<lctx_cuda_q5_0>(row, i, x);
-        default:             return lctx_load_8<lctx_cuda_q5_1>(row, i, x);
+        case GGML_TYPE_Q5_1: return lctx_load_8<lctx_cuda_q5_1>(row, i, x);
+        default:             return lctx_load_8<lctx_cuda_iq4_nl>(row, i, x);
     }
 }
 

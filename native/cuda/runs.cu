@@ -85,17 +85,19 @@ template <int N> struct run_columns {
 template <typename S> __global__ void __launch_bounds__(THREADS, 2)
     attend_runs(const lctx_attend_args a, const lctx_partial_states partial, const halves converted) {
     lctx_begin();
-    dense_reader<S, run_columns<S::COLUMNS>> r(a, {a, converted}, {(int)blockIdx.z, partial.n_split});
-    r.columns.write(r.columns_memory());
-    if (converted.of) {
-        const int seq = converted.of->seq;
-        const bool is_text = r.columns.next_sequence(-1) == seq && r.columns.next_sequence(seq) == INT_MAX;
-        if (is_text != S::F16) {
-            return;
+    if constexpr (S::HAS_CODE) {
+        dense_reader<S, run_columns<S::COLUMNS>> r(a, {a, converted}, {(int)blockIdx.z, partial.n_split});
+        r.columns.write(r.columns_memory());
+        if (converted.of) {
+            const int seq = converted.of->seq;
+            const bool is_text = r.columns.next_sequence(-1) == seq && r.columns.next_sequence(seq) == INT_MAX;
+            if (is_text != S::F16) {
+                return;
+            }
         }
+        r.run();
+        r.write(partial);
     }
-    r.run();
-    r.write(partial);
 }
 
 // ---- quantized rows, converted once for all tiles ----

@@ -35,7 +35,8 @@ template <typename F> static __device__ __forceinline__ void lctx_cuda_with_rows
         case GGML_TYPE_Q4_0: return f(lctx_cuda_q4_0());
         case GGML_TYPE_Q4_1: return f(lctx_cuda_q4_1());
         case GGML_TYPE_Q5_0: return f(lctx_cuda_q5_0());
-        default:             return f(lctx_cuda_q5_1());
+        case GGML_TYPE_Q5_1: return f(lctx_cuda_q5_1());
+        default:             return f(lctx_cuda_iq4_nl());
     }
 }
 

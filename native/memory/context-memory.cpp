@@ -8,6 +8,8 @@ namespace {
 
 // All checkpoints of a context together, but each sequence may have two: where its last text begins, and near its end.
 constexpr uint64_t CHECKPOINT_BYTES = 1ull << 30;
+// Those that a saved state has at most: of the last text and of the answer after it.
+constexpr size_t MOST_SAVED = 4;
 
 // each: bytes of one checkpoint of every sequence.
 size_t within_bytes(int32_t n_checkpoint, uint64_t each) {
@@ -232,6 +234,12 @@ void lctx_context_memory::state_write(llama_io_write_i & io, llama_seq_id seq_id
     if (foreign_) {
         foreign_->memory().state_write(io, seq_id, flags);
     }
+    if (foreign_ && flags == 0) {
+        const int32_t n_seq = cache_->sequences().size();
+        for (int32_t seq = std::max(seq_id, 0); seq < (seq_id < 0 ? n_seq : seq_id + 1); seq++) {
+            write_checkpoints(io, seq);
+        }
+    }
 }
 
 void lctx_context_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, llama_state_seq_flags flags) {
@@ -243,6 +251,54 @@ void lctx_context_memory::state_read(llama_io_read_i & io, llama_seq_id seq_id, 
     }
     if (foreign_) {
         read_foreign(io, seq_id, flags);
+    }
+    if (foreign_ && flags == 0) {
+        const int32_t n_seq = cache_->sequences().size();
+        for (int32_t seq = std::max(seq_id, 0); seq < (seq_id < 0 ? n_seq : seq_id + 1); seq++) {
+            read_checkpoints(io, seq);
+        }
+    }
+}
+
+std::vector<int32_t> lctx_context_memory::saved_checkpoints(int32_t seq) const {
+    std::vector<int32_t> found;
+    for (auto it = checkpoints_[seq].rbegin(); it != checkpoints_[seq].rend() && found.size() < MOST_SAVED; ++it) {
+        if (cache_->restorable(seq, it->pos) == it->pos) {
+            found.insert(found.begin(), it->pos);
+        }
+    }
+    return found;
+}
+
+void lctx_context_memory::write_checkpoints(llama_io_write_i & io, int32_t seq) const {
+    const std::vector<int32_t> positions = saved_checkpoints(seq);
+    const auto n = (int32_t)positions.size();
+    io.write(&n, sizeof(n));
+    for (int32_t pos : positions) {
+        const std::vector<uint8_t> & bytes = *find_checkpoint(seq, pos)->bytes;
+        io.write(&pos, sizeof(pos));
+        io.write(bytes.data(), bytes.size());
+    }
+}
+
+// The checkpoints of a sequence that was just restored; without all of them it is empty.
+void lctx_context_memory::read_checkpoints(llama_io_read_i & io, int32_t seq) {
+    const int32_t n_pos = cache_->sequences().n_pos(seq);
+    try {
+        int32_t n;
+        io.read(&n, sizeof(n));
+        lctx_require_state(n >= 0 && n <= (int32_t)MOST_SAVED, "it has " + std::to_string(n) + " checkpoints");
+        for (int32_t i = 0, before = 0; i < n; i++) {
+            int32_t pos;
+            io.read(&pos, sizeof(pos));
+            lctx_require_state(pos > before && pos <= n_pos, "its checkpoints contradict its length");
+            checkpoints_[seq].push_back(
+                {pos, std::make_shared<const std::vector<uint8_t>>(foreign_->read_saved(io, seq, pos))});
+            before = pos;
+        }
+    } catch (...) {
+        empty(seq);
+        throw;
     }
 }
 

@@ -2,7 +2,8 @@
 // heads evict too, and keeps our KV cache and what stays llama.cpp's own (foreign-memory.h) at the same positions.
 //
 // A window or a recurrent state cannot go back. A checkpoint keeps them as they were after some number of tokens of a
-// sequence, in host memory; the rows of our cache are still there, so none of them are copied.
+// sequence, in host memory; the rows of our cache are still there, so none of them are copied. A saved state has the
+// last few of them, since nothing else leads a restored sequence back into its text.
 #pragma once
 
 #include "foreign-memory.h"
@@ -56,6 +57,8 @@ class lctx_context_memory final : public llama_memory_i {
     bool drop(int32_t seq, int32_t first, int32_t end);
     // Keep what is needed to come back to the end of a sequence. Nothing, where the cache can go back by itself.
     void checkpoint(int32_t seq);
+    // The positions of the checkpoints that a state of the sequence has, ascending.
+    std::vector<int32_t> saved_checkpoints(int32_t seq) const;
     // Cut the sequence back to n_pos tokens, or to what can still be reached, or to nothing.
     void withdraw(int32_t seq, int32_t n_pos);
     // Call f(device, bytes) for what everything takes when the text fills n_ctx, checkpoints at most.
@@ -80,6 +83,8 @@ class lctx_context_memory final : public llama_memory_i {
     void require_foreign() const;
     void append(int32_t seq, const std::function<void()> & read);
     void read_foreign(llama_io_read_i & io, int32_t seq_id, llama_state_seq_flags flags);
+    void write_checkpoints(llama_io_write_i & io, int32_t seq) const;
+    void read_checkpoints(llama_io_read_i & io, int32_t seq);
     void empty(int32_t seq);
 
     const std::unique_ptr<lctx_kv_cache> cache_;

@@ -118,6 +118,14 @@ std::vector<uint8_t> lctx_foreign_memory::save(int32_t seq) const {
     return lctx_save_partial(memory(), seq);
 }
 
+std::vector<uint8_t> lctx_foreign_memory::read_saved(llama_io_read_i & io, int32_t seq, int32_t p) const {
+    std::vector<uint8_t> bytes;
+    std::vector<int32_t> n_pos(seq + 1);  // the check looks at this sequence alone
+    n_pos[seq] = p;
+    lctx_check_state(io, memory(), hparams_, {seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, n_pos}, &bytes);
+    return bytes;
+}
+
 void lctx_foreign_memory::restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved) {
     if (src != seq) {
         remove(seq, 0);

@@ -34,6 +34,8 @@ class lctx_foreign_memory {
     virtual bool can_go_back(int32_t seq, int32_t p) const = 0;
     // A checkpoint is what cutting back would lose: windows and recurrent states.
     std::vector<uint8_t> save(int32_t seq) const;
+    // Return the bytes of a checkpoint after p tokens, which save() made, from a state. Throws when they are none.
+    std::vector<uint8_t> read_saved(llama_io_read_i & io, int32_t seq, int32_t p) const;
     // Put the sequence where a checkpoint was saved, p tokens from its beginning; src: the sequence that was saved.
     // Throws when it fails.
     void restore(int32_t src, int32_t seq, int32_t p, const std::vector<uint8_t> & saved);

@@ -63,8 +63,9 @@ bool lctx_is_kv_type(int32_t type) {
         case GGML_TYPE_Q4_0:
         case GGML_TYPE_Q4_1:
         case GGML_TYPE_Q5_0:
-        case GGML_TYPE_Q5_1: return true;
-        default:             return false;
+        case GGML_TYPE_Q5_1:
+        case GGML_TYPE_IQ4_NL: return true;
+        default:               return false;
     }
 }
 

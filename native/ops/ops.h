@@ -135,7 +135,7 @@ struct lctx_fetch_params {
     int32_t n_tokens;
 };
 
-// True for the types that K and V rows can have: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1.
+// True for the types that K and V rows can have: f32 f16 bf16 q8_0 q4_0 q4_1 q5_0 q5_1 iq4_nl.
 bool lctx_is_kv_type(int32_t type);
 
 // One token of the batch, as *store* sees it.

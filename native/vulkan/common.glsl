@@ -17,7 +17,10 @@ const int GROUP_ROWS = 16;  // of the index, side by side
 const float MOST_HALF = 65504.0;
 
 // of ggml_type
-const int F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, BF16 = 30;
+const int F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, IQ4_NL = 20, BF16 = 30;
+
+// what the levels of IQ4_NL name
+const int VALUES[16] = int[](-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
 
 // The token that is the index-th outside of tiles; these begin at n_tile ascending tokens.
 int token_alone(int index, uint64_t firsts, int n_tile, int size) {
@@ -59,6 +62,9 @@ float block_element(int type, uint64_t block, int i) {
     }
     const int j = i % 16;
     uint level = word(block, levels_at(type) / 2 + j / 2) >> (8 * (j % 2) + i / 16 * 4) & 15;
+    if (type == IQ4_NL) {
+        return scale * float(VALUES[level]);
+    }
     if (has_high(type)) {
         level |= (word(block, high_at(type) / 2 + i / 16) >> j & 1) << 4;
     }

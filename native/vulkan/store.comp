@@ -50,6 +50,37 @@ void put_bytes(uint64_t block, int first) {
     }
 }
 
+void put_nibbles(uint64_t at, uint levels[BLOCK]) {
+    for (int i = 0; i < 16; i += 2) {
+        const uint one = levels[i] & 15 | (levels[i + 16] & 15) << 4, two = levels[i + 1] & 15 | (levels[i + 17] & 15) << 4;
+        put_word(at, i / 2, one | two << 8);
+    }
+}
+
+// Levels that name values. The scale has the smallest error, weighted by the squares of the elements; NaN stays. (../ops/nonlinear.h)
+void put_named(uint64_t block, int first) {
+    float largest = 0.0;
+    for (int i = 0; i < BLOCK; i++) {
+        largest = abs(buf[first + i]) > abs(largest) ? buf[first + i] : largest;
+    }
+    const float inverse = inverse_of(divided(largest, float(VALUES[0])));
+    float products = 0.0, squares = 0.0;
+    uint levels[BLOCK];
+    for (int i = 0; i < BLOCK; i++) {
+        const float x = buf[first + i], level = x * inverse;
+        levels[i] = 0;
+        for (int j = 1; j < 16; j++) {
+            levels[i] += level >= 0.5 * float(VALUES[j - 1] + VALUES[j]) ? 1 : 0;
+        }
+        const float value = float(VALUES[levels[i]]);
+        products += x * x * value * x;
+        squares += x * x * value * value;
+    }
+    const float MOST = 515.5, scale = squares == 0.0 ? 0.0 : divided(products, squares);
+    put_word(block, 0, to_half(scale > MOST ? MOST : scale < -MOST ? -MOST : scale));
+    put_nibbles(block + levels_at(IQ4_NL), levels);
+}
+
 // Levels between the smallest and the largest element, or around the middle, where the first of the largest elements gets 0. (ggml:
 // quants.c)
 void put_levels(uint64_t block, int type, int first) {
@@ -77,10 +108,7 @@ void put_levels(uint64_t block, int type, int first) {
         put_word(block, high_at(type) / 2, high & 0xffff);
         put_word(block, high_at(type) / 2 + 1, high >> 16);
     }
-    for (int i = 0; i < 16; i += 2) {
-        const uint one = levels[i] & 15 | (levels[i + 16] & 15) << 4, two = levels[i + 1] & 15 | (levels[i + 17] & 15) << 4;
-        put_word(block, levels_at(type) / 2 + i / 2, one | two << 8);
-    }
+    put_nibbles(block + levels_at(type), levels);
 }
 
 void put_row(uint64_t row, int type, int dim) {
@@ -93,6 +121,7 @@ void put_row(uint64_t row, int type, int dim) {
             case F16:  put_word(row, i, to_half(buf[i])); break;
             case BF16: put_word(row, i, to_bf16(buf[i])); break;
             case Q8_0: put_bytes(block, BLOCK * i); break;
+            case IQ4_NL: put_named(block, BLOCK * i); break;
             default:   put_levels(block, type, BLOCK * i);
         }
     }

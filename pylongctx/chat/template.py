@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from pylongctx._arguments import check_count
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
 from pylongctx.chat import formats
@@ -290,13 +291,18 @@ class Templates:
         found.reasoning_format = self.reasoning_format
         return found
 
-    def budget(self, rendered: Rendered) -> ReasoningBudget | None:
-        """Return what limits the reasoning of an answer; None: nothing does, or the template has no reasoning."""
-        tags = None if self.reasoning_budget is None else self.template.reasoning_tags
-        if self.reasoning_budget is None or tags is None:
+    def budget(self, rendered: Rendered, asked: int | None = None) -> ReasoningBudget | None:
+        """Return what limits the reasoning of an answer; None: nothing does, or the template has no reasoning.
+
+        ``asked`` is the limit of the request, -1 for none; the smaller limit applies.
+        """
+        wanted = -1 if asked is None else check_count("reasoning_budget", asked, -1)
+        limits = [n for n in (self.reasoning_budget, wanted) if n is not None and n >= 0]
+        tags = self.template.reasoning_tags if limits else None
+        if tags is None:
             return None
         begun = json.loads(rendered.syntax)["generation_prompt"]
-        return ReasoningBudget(self._model, self.reasoning_budget, tags, begun)
+        return ReasoningBudget(self._model, min(limits), tags, begun)
 
     def _named(self, name: str) -> formats.Format:
         if not name.startswith(OWN_TEMPLATE):

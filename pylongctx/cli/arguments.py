@@ -36,7 +36,8 @@ class Options:
 
     An option that is not given is None, so that defaults stay where they are defined. ``env`` is an option's variable,
     True for the one that llama.cpp names after the first long name; without ``environment`` none is read. Of the parsed
-    arguments, ``environment`` maps option names to the variables in use, and ``variables`` has all names that are read.
+    arguments, ``environment`` maps option names to the variables in use, and ``variables`` maps all variables that are
+    read to options.
     """
 
     def __init__(self, parser: argparse.ArgumentParser, title: str | None = None, environment: bool = True) -> None:
@@ -44,7 +45,7 @@ class Options:
         self._group = parser.add_argument_group(title) if title else parser
         self._environment = environment
         parser.set_defaults(environment=parser.get_default("environment") or {})
-        parser.set_defaults(variables=parser.get_default("variables") or set())
+        parser.set_defaults(variables=parser.get_default("variables") or {})
 
     def add(
         self,
@@ -57,7 +58,7 @@ class Options:
     ) -> None:
         """Add an option with one value; if ``optional``, an omitted value is the empty string."""
         env = _variable(names, env)
-        value = self._read(env)
+        value = self._read(names, env)
         more: dict[str, Any] = {"nargs": "?", "const": ""} if optional else {}
         self._add(names, value, type=reported(parse), metavar=metavar, help=self._help(help, env), **more)
 
@@ -72,7 +73,7 @@ class Options:
         """Add a switch and the names that turn it off, True for --no-X; LLAMA_ARG_NO_X turns it off too."""
         env = _variable(names, env)
         off = [f"--no-{_long_name(names)}"] if off is True else off or ()
-        value = self._read(env and env.replace(PREFIX, PREFIX + "NO_"), "0") or self._read(env)
+        value = self._read(off, env and env.replace(PREFIX, PREFIX + "NO_"), "0") or self._read(names, env)
         more = {"dest": dest} if dest else {}
         self._add((*names, *off), value, type=reported(switched), nargs=0, on=names, help=self._help(help, env), **more)
 
@@ -86,7 +87,7 @@ class Options:
     ) -> None:
         """Add an option that may be repeated; ``env`` is a variable that the caller reads in its place."""
         if env:
-            self._parser.get_default("variables").add(env)
+            self._parser.get_default("variables")[env] = names[0]
         help = self._help(help, env)
         self._group.add_argument(*names, action="append", type=reported(parse), metavar=metavar, help=help)
 
@@ -96,17 +97,17 @@ class Options:
         ``but``: values that are accepted because they request the existing behavior.
         """
         refusal = _refusal(reason, but)
-        self._add(names, self._read(env), type=reported(refusal), nargs="?", const="", help=argparse.SUPPRESS)
+        self._add(names, self._read(names, env), type=reported(refusal), nargs="?", const="", help=argparse.SUPPRESS)
 
     def accept(self, *names: str, value: bool = False) -> None:
         """Accept an option that has no effect, with or without a value."""
         more: dict[str, Any] = {} if value else {"action": "store_true"}
         self._group.add_argument(*names, help=argparse.SUPPRESS, **more)
 
-    def _read(self, env: str | None, value: str | None = None) -> FromEnvironment | None:
+    def _read(self, names: Sequence[str], env: str | None, value: str | None = None) -> FromEnvironment | None:
         if not env or not self._environment:
             return None
-        self._parser.get_default("variables").add(env)
+        self._parser.get_default("variables")[env] = (*names, "")[0]
         return FromEnvironment.read(env, value)
 
     def _add(self, names: Sequence[str], value: FromEnvironment | None, **kwargs: Any) -> None:
@@ -134,12 +135,12 @@ class _Store(argparse.Action):
 
     def __init__(self, *args: Any, on: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._on = on
+        self.on = on
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if self.nargs == "?" and values == "":
             values = self.type("")  # type: ignore[operator,misc]
-        setattr(namespace, self.dest, option_string in self._on if self.nargs == 0 else values)
+        setattr(namespace, self.dest, option_string in self.on if self.nargs == 0 else values)
         others = {name: value for name, value in namespace.environment.items() if name != self.dest}
         namespace.environment = others
 
@@ -488,6 +489,10 @@ class Parser(argparse.ArgumentParser):
                     found |= {name: parser} | {f"{name} {below}": one for below, one in parser.commands().items()}
         return found
 
+    def named(self) -> dict[str, argparse.Action]:
+        """Return all options by name, also those that no help shows."""
+        return {name: action for action in self._actions for name in action.option_strings}
+
     def options(self) -> Iterator[str]:
         """Yield the names of all options."""
         yield from re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", self.full_help())
@@ -495,7 +500,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """Parse, and refuse an unknown ``-ag`` where options are llama.cpp's: argparse alone reads it as ``-a g``."""
         words = list(sys.argv[1:] if args is None else args)
-        known = {name for action in self._actions for name in action.option_strings}
+        known = self.named()
         for word in words[: words.index("--")] if "--" in words else words:
             if not self.allow_abbrev and GLUED.fullmatch(word) and word.partition("=")[0] not in known:
                 self.refuse([word])

@@ -18,7 +18,7 @@ from pylongctx.models import embedded_model
 if TYPE_CHECKING:
     from pylongctx.eval.advice import Advice
 
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 HEAD_DIMS = (64, 80, 96, 128, 256)
 
 

@@ -57,6 +57,7 @@ PLAIN = {
         for name in (
             *("tensor_split", "split_mode", "main_gpu", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"),
             *("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast", "op_offload", "overflow"),
+            "cache_reuse",
             *("kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "preflight", "swa_full", "deterministic"),
             *("kv_offload_path", "verbose"),
         )
@@ -543,19 +544,12 @@ REFUSED = (
     ),
 )
 REFUSED_BY_SERVER = (
-    Refused(
-        "--cache-reuse",
-        "KV entries computed after another prefix are reused only on request: documents with "
-        "--method full,spans=N, or --overflow evict_middle",
-        "LLAMA_ARG_CACHE_REUSE",
-        ("0",),
-    ),
     Refused("--tools", "the chat page has no tools; clients send tools in requests", "LLAMA_ARG_TOOLS"),
 )
 # options with the value that requests what pylongctx always does
 FIXED = {"--cpu-strict": "0", "--cpu-strict-batch": "0", "--prio": "0", "--prio-batch": "0", "--poll": "0"}
 FIXED |= {"--poll-batch": "0", "-lzm --lazy-mode": "auto", "--log-colors": "off"}
-FIXED_OF_SERVER = {"--embd-normalize": "2", "--sleep-idle-seconds": "-1"}
+FIXED_OF_SERVER = {"--embd-normalize": "2"}
 # switches that request what pylongctx always does
 ACCEPTED = (
     *("--no-warmup", "--no-perf", "--log-disable", "--simple-io", "--repack", "--no-mmproj", "--no-mmproj-auto"),

@@ -2,6 +2,7 @@
 
 import argparse
 import ipaddress
+import math
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from pylongctx.cli.arguments import FromEnvironment, Options, file_text, integer
 from pylongctx.cli.default_model import CHAT_TOKENS, choose_model
 from pylongctx.cli.generation import add_sampling_options, add_template_options, sampling_arguments, template_arguments
 from pylongctx.cli.options import add_foreign_options, add_llama_options, advised_sampling, model_path, open_model
+from pylongctx.cli.presets import presets
 
 if TYPE_CHECKING:
     from pylongctx.chat.template import Templates
@@ -34,7 +36,7 @@ CONTENT = ("note", "refuse")  # pictures and other content that cannot be read
 Address = tuple[list[str], int, bool]
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # with llama.cpp's numbers
 NOT_FOR_EMBEDDING = (
-    *("method", "overflow", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
+    *("method", "overflow", "cache_reuse", "kv_limit", "kv_store", "kv_store_limit", "kv_store_words", "kv_offload"),
     *("kv_offload_mib", "kv_offload_path", "progress_callback", "draft_model"),
 )
 
@@ -86,6 +88,8 @@ def _add_limits(options: Options) -> None:
     add("--document-cache", parse=integer, metavar="MIB", help="maximum MiB of prefilled documents (2048)")
     help = "maximum MiB of sequences that lost their slots; 0: none, -1: no limit (8192, or a quarter of free memory)"
     add("-cram", "--cache-ram", parse=cache_ram, metavar="MIB", env=True, help=help)
+    help = "minimum tokens after a gap, such as turns that a client left out, that are reused; 0: exact answers (0)"
+    add("--cache-reuse", parse=integer, metavar="N", env=True, help=help)
     help = "unsupported fields: name them in a header and the log, or refuse the request (warn)"
     add("--unknown-fields", parse=one_of(POLICIES), metavar="warn|ignore|refuse", help=help)
     help = "pictures, files and unknown parts in turns before the last: put a note in their place, or refuse (note)"
@@ -96,6 +100,10 @@ def _add_limits(options: Options) -> None:
     add("--slot-save-path", metavar="FOLDER", env=True, help="folder where /slots saves sequences (none)")
     help = "time for running requests to finish when the server stops (10)"
     add("--grace", parse=number, metavar="SECONDS", help=help)
+    help = "keep a stream with X-Conversation-Id that nobody reads for so long, to be read again; 0: keep none (300)"
+    add("--rejoin-seconds", parse=number, metavar="SECONDS", help=help)
+    help = "free a model that no request uses for so long; the next one loads it again; -1: never (-1)"
+    add("--sleep-idle-seconds", parse=idle_seconds, metavar="SECONDS", help=help)
 
 
 def _add_embeddings(options: Options) -> None:
@@ -132,6 +140,14 @@ def _add_answers(options: Options) -> None:
     switch("-e", "--escape", off=True, help="process escapes such as \\n in options (on)")
 
 
+def idle_seconds(text: str) -> float:
+    """Return a time above 0, infinite for -1."""
+    seconds = number(text)
+    if seconds != -1 and not seconds > 0:
+        raise ValueError(f"{seconds:g} seconds: the time must be above 0, or -1 for never")
+    return math.inf if seconds == -1 else seconds
+
+
 def cache_ram(text: str) -> int:
     """Return a number of MiB in bytes; -1 is no limit."""
     n = integer(text)
@@ -150,10 +166,10 @@ def run(args: argparse.Namespace) -> int:
         raise ImportError(f"the server needs more packages ({reason}): pip install 'pylongctx[server]'") from reason
 
     share_heaps()
-    if folders := model_words(args):
-        return run_router(args, folders, settings(args), address(args))
+    if serves_several(args):
+        return run_router(args, model_words(args), settings(args), address(args))
     choose_model(args, CHAT_TOKENS, LOG.info)
-    if args.rpc and args.socket is None:
+    if args.socket is None and (args.rpc or idle_of(args) < math.inf):
         return run_supervised(args, model_path(args), settings(args), address(args))
     wanted = settings(args)
     with listening(*address(args)) if args.socket is None else inherited(args.socket) as listeners:
@@ -189,6 +205,11 @@ def limit_reasoning(templates: "Templates", n: int | None) -> None:
         LOG.warning("--reasoning-budget %d has no effect: the chat template does not mark reasoning", n)
 
 
+def idle_of(args: argparse.Namespace) -> float:
+    """Return the seconds without a request after which a model is freed."""
+    return math.inf if args.sleep_idle_seconds is None else float(args.sleep_idle_seconds)
+
+
 def address(args: argparse.Namespace) -> Address:
     """Return the hosts and the port to listen on, and whether other servers may share the port."""
     if args.port is not None and not 0 <= args.port < 1 << 16:
@@ -213,6 +234,9 @@ def settings(args: argparse.Namespace) -> "Settings":
     sampling, template = advised_sampling(args) | sampling_arguments(args), template_arguments(args)
     most = args.max_body and args.max_body << 20
     given: dict[str, Any] = {"n_queue": args.queue, "n_body": most, "grace": args.grace, "stall": args.stall}
+    if args.rejoin_seconds is not None and not 0 <= args.rejoin_seconds < math.inf:
+        raise ValueError(f"--rejoin-seconds must be 0 (none are kept) or more, not {args.rejoin_seconds:g}")
+    given["rejoin"] = args.rejoin_seconds
     if args.step_ms is not None and args.step_ms < 0:
         raise ValueError(f"--step-ms must be 0 (no limit) or more, not {args.step_ms:g}")
     given["step"] = None if args.step_ms is None else args.step_ms / 1000
@@ -292,7 +316,10 @@ FOLDERS = "LLAMA_ARG_MODELS_DIR"
 OWN = (
     *("--models", "--models-dir", "--models-max", "--models-memory", "--slot-save-path"),
     *("--api-key", "--api-key-file", "--path", "--api-prefix", "--ssl-cert-file", "--ssl-key-file"),
+    *("--models-preset", "--sleep-idle-seconds"),
 )
+# nor are these options of a preset: they are the server's, or have no meaning for one model
+OF_SERVER = ("--host", "--port", "--alias", "--socket", "--grace", "--timeout", "--help", "--help-all")
 OWN_SWITCHES = ("--models-autoload", "--no-models-autoload", "--reuse-port")
 
 
@@ -301,6 +328,8 @@ def add_router_options(options: Options) -> None:
     add = options.add
     help = "serve several models: folders, files or names; requests choose one by name (none)"
     options.several("--models", "--models-dir", metavar="FOLDER", env=FOLDERS, help=help)
+    help = "INI file with options per model: [NAME], or [*] for all models, then lines OPTION = VALUE (none)"
+    add("--models-preset", metavar="FILE", env=True, help=help)
     add("--models-max", parse=integer, env=True, help=f"maximum models loaded at once, 0 for no limit ({MAX_MODELS})")
     add("--models-memory", parse=number, metavar="GIB", help="maximum GiB of all loaded models (no limit)")
     help = "load the model named by a request; off: only POST /models/load loads models (on)"
@@ -308,17 +337,35 @@ def add_router_options(options: Options) -> None:
     add("--socket", parse=integer, help=argparse.SUPPRESS)  # for the process of one model
 
 
+def serves_several(args: argparse.Namespace) -> bool:
+    """Return True for a server of several models."""
+    return args.socket is None and bool(model_words(args) or preset_file(args))
+
+
 def model_words(args: argparse.Namespace) -> list[str]:
-    """Return the folders, files and names of several models; none for a server of one."""
+    """Return the folders, files and names of several models, without those of presets."""
     if args.socket is not None:
         return []
-    named = {"a model": args.positional_model or args.model, "--alias": args.alias}
-    given = {name: value for name, value in named.items() if value and not isinstance(value, FromEnvironment)}
+    given = _only_model(args)
     if args.models and given:
-        name, value = next(iter(given.items()))
-        raise ValueError(f"--models cannot be combined with {name}, here {value!r}: list all models in --models")
+        raise ValueError(f"--models cannot be combined with {given}: list all models in --models")
     words = args.models or ([] if given else [os.environ.get(FOLDERS, "")])
     return [word for several in words for word in several.split(",") if word]
+
+
+def preset_file(args: argparse.Namespace) -> str | None:
+    """Return the file of options per model; None without one, or if only its variable is set for a server of one."""
+    given, path = _only_model(args), args.models_preset
+    if given and path is not None and not isinstance(path, FromEnvironment):
+        raise ValueError(f"--models-preset cannot be combined with {given}: the file names all models")
+    return None if given or path is None else str(path)
+
+
+def _only_model(args: argparse.Namespace) -> str:
+    """Return what names the model of a server of one, for messages; empty if nothing does."""
+    named = {"a model": args.positional_model or args.model, "--alias": args.alias}
+    given = [(name, value) for name, value in named.items() if value and not isinstance(value, FromEnvironment)]
+    return f"{given[0][0]}, here {given[0][1]!r}" if given else ""
 
 
 def run_router(args: argparse.Namespace, words: list[str], settings: "Settings", address: Address) -> int:
@@ -326,24 +373,30 @@ def run_router(args: argparse.Namespace, words: list[str], settings: "Settings",
     from pylongctx.serve.children import Children, Limits, Shelf
     from pylongctx.serve.router import Router
 
-    shelf = Shelf(words)
+    chosen = presets(args, preset_file(args), (*OWN, *OWN_SWITCHES, *OF_SERVER))
+    shelf = Shelf(words, chosen.models)
+    chosen.check(shelf.sources())
     most = MAX_MODELS if args.models_max is None else args.models_max
-    limits = Limits(most, round((args.models_memory or 0) * (1 << 30)), settings.grace)
-    children = Children(child_words(args.argv), limits, settings.api_keys, settings.slot_folder)
+    limits = Limits(most, round((args.models_memory or 0) * (1 << 30)), settings.grace, idle_of(args))
+    words = child_words(args.argv)
+    children = Children(words, limits, settings.api_keys, settings.slot_folder, chosen.words)
     LOG.info("models: %s", ", ".join(shelf.sources()))
-    return _run(Router(shelf, children, settings, args.autoload is not False), address)
+    autoload = args.autoload is not False
+    first = [name for name in shelf.sources() if autoload and chosen.loads(name)]
+    return _run(Router(shelf, children, settings, autoload, first), address)
 
 
 def run_supervised(args: argparse.Namespace, path: str, settings: "Settings", address: Address) -> int:
-    """Serve a model in a process that is restarted when it exits, such as after the loss of an RPC server."""
+    """Serve a model in a process that is started again when it is needed: after it was idle, or lost an RPC server."""
     from pylongctx.serve.children import Children, Limits, OneModel
     from pylongctx.serve.router import Router
 
     words = child_words(args.argv, "-m", "--model", "-a", "--alias")
     if args.positional_model:
         words.remove(args.positional_model)
-    children = Children(words, Limits(grace=settings.grace), settings.api_keys, settings.slot_folder)
-    return _run(Router(OneModel(settings.alias, path), children, settings, loads_first=True), address)
+    limits = Limits(grace=settings.grace, idle=idle_of(args))
+    children = Children(words, limits, settings.api_keys, settings.slot_folder)
+    return _run(Router(OneModel(settings.alias, path), children, settings, first=[settings.alias]), address)
 
 
 def _run(router: "Router", address: Address) -> int:

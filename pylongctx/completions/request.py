@@ -120,6 +120,7 @@ class ChatOptions(SamplingOptions, total=False):
     stream_options: Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     enable_thinking: bool
+    reasoning_budget: int | None
     chat_template_kwargs: Mapping[str, Any] | None
     parse_special: bool
 
@@ -179,8 +180,10 @@ def sampling_params(given: Mapping[str, Any], seeds: SeedSequence, penalty_last_
     if given["tfs_z"] != 1.0 or not given.get("penalize_nl", True):
         warnings.warn("tfs_z and penalize_nl have no effect: llama.cpp removed them", RuntimeWarning, stacklevel=3)
     seed = given.get("seed")
+    used = seeds if seed is None else SeedSequence(seed)
     return SamplingParams(
-        seed=next(seeds if seed is None else SeedSequence(seed)),
+        seed=next(used),
+        repeatable=used.is_given,
         penalty_last_n=penalty_last_n,
         logit_bias=given.get("logit_bias") or {},
         **{field: given[name] for name, field in FIELDS.items() if name in given},

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pylongctx.drafts.speculative import BatchDraft, check_sizes, likeliest
+from pylongctx.drafts.speculative import BatchDraft, check_sizes, is_likely
 from pylongctx.engine.drafting import DraftRequest, save_state
 from pylongctx.engine.model import Model
 from pylongctx.engine.prefix import longest_prefix
@@ -18,6 +18,14 @@ SIZE_DIFFERENCE = 128  # tokens by which llama.cpp lets two vocabularies differ 
 FIRST_COMPARED = 5  # the tokens before it are special in many vocabularies, and may differ
 Tokens = NDArray[np.int32]
 MTP_NAME = "mtp"
+
+
+def with_fixed_ends(requests: Sequence[DraftRequest], n_min: int, p_min: float) -> Sequence[DraftRequest]:
+    """Return the requests of drafts that may be drawn: not if what is drawn decides whether a draft is used.
+
+    Then the tokens that are evaluated would not have the probabilities that they were drawn from.
+    """
+    return [request._replace(proposals=None) for request in requests] if n_min and p_min else requests
 
 
 class HasSessions(Protocol):
@@ -74,6 +82,7 @@ class ModelDraft(BatchDraft):
 
     def draft_all(self, requests: Sequence[DraftRequest]) -> list[Tokens]:
         """Return the drafts of several texts, which are evaluated in common batches."""
+        requests = with_fixed_ends(requests, self.n_min, self.p_min)
         found: list[list[int]] = [[] for _ in requests]
         lengths = [min(self.n_max, request.n_max) for request in requests]
         sessions = self._assign([self._serves(*pair) for pair in zip(requests, lengths, strict=True)])
@@ -82,7 +91,8 @@ class ModelDraft(BatchDraft):
             for i in ready:
                 save_state(sessions[i])
             while ready:
-                ready = [i for i in ready if self._extend(found[i], sessions[i]) and len(found[i]) < lengths[i]]
+                ready = [i for i in ready if self._extend(found[i], requests[i], sessions[i])]
+                ready = [i for i in ready if len(found[i]) < lengths[i]]
                 self._evaluate([Part(sessions[i], np.array(found[i][-1:], np.int32), 1) for i in ready])
         except ContextFull:  # texts that are not drafted now have taken the room
             for session in self._llm.sessions:
@@ -96,11 +106,12 @@ class ModelDraft(BatchDraft):
         fits = len(tokens) + most <= session.n_ctx and tokens.max(initial=0) < session.model.info.n_vocab
         return tokens if fits and most > 0 else None
 
-    def _extend(self, draft: list[int], session: Session) -> bool:
-        """Append the most probable token to a draft; False: the draft ends before it."""
-        token = likeliest(session.last_logits, self.p_min)
-        draft += [] if token is None else [token]
-        return token is not None
+    def _extend(self, draft: list[int], request: DraftRequest, session: Session) -> bool:
+        """Append the next token to a draft; False: the draft ends before it."""
+        if not is_likely(session.last_logits, self.p_min):
+            return False
+        draft.append(request.next_token(session.last_logits))
+        return True
 
     def _catch_up(self, texts: Mapping[int, tuple[Session, Tokens]]) -> list[int]:
         """Evaluate at most ``CATCH_UP`` tokens of the texts; returns those that are evaluated completely."""
@@ -209,16 +220,16 @@ class MtpDraft(BatchDraft):
 
     def draft_all(self, requests: Sequence[DraftRequest]) -> list[Tokens]:
         """Return the drafts of several sequences of one context; each batch has a token of each of them."""
+        requests = with_fixed_ends(requests, self.n_min, self.p_min)
         found = [request.tokens[-1:].tolist() for request in requests]
         left = {i: n for i, request in enumerate(requests) if (n := self._length(request)) > 0}
         try:
             while left:
                 rows = self._step([requests[i] for i in left], [found[i] for i in left])
                 for i, row in zip(list(left), rows, strict=True):
-                    token = likeliest(row, self.p_min)
-                    found[i] += [] if token is None else [token]
-                    left[i] = 0 if token is None else left[i] - 1
-                left = {i: n for i, n in left.items() if n}
+                    left[i] = left[i] - 1 if is_likely(row, self.p_min) else -1
+                    found[i] += [requests[i].next_token(row)] if left[i] >= 0 else []
+                left = {i: n for i, n in left.items() if n > 0}
         except ContextFull:  # room for the answer, but not for drafts
             pass
         return [np.array(draft[1:] if len(draft) > self.n_min else [], np.int32) for draft in found]

@@ -25,10 +25,9 @@ def check_sizes(n_max: int, n_min: int, p_min: float) -> None:
         raise ValueError(f"p_min must be from 0 to 1, not {p_min}")
 
 
-def likeliest(row: NDArray[np.float32], p_min: float = 0.0) -> int | None:
-    """Return the most probable token by logits, float32 [n_vocab]; None if its probability is below ``p_min``."""
-    token = int(row.argmax())
-    return None if p_min and 1 / float(np.exp(row - row[token]).sum()) < p_min else token
+def is_likely(row: NDArray[np.float32], p_min: float) -> bool:
+    """Return True if the probability of the most probable token, by logits float32 [n_vocab], is at least ``p_min``."""
+    return not p_min or 1 / float(np.exp(row - row.max()).sum()) >= p_min
 
 
 class LlamaDraftModel(ABC):
@@ -186,7 +185,7 @@ class SelfDraft(BatchDraft):
                 ids, positions, places = (np.array(numbers, np.int32) for numbers in (tokens, at, seqs))
                 context.decode(ids, positions, places, np.ones(len(live), np.int8), rows[: len(live)])
                 for i, row in zip(live, rows, strict=False):
-                    found[i].append(int(row.argmax()))
+                    found[i].append(requests[i].next_token(row))
         except ContextFull:  # room for the answer, but not for drafts
             pass
         finally:

@@ -226,6 +226,13 @@ class Context:
         """Take a checkpoint at the current end; returns the reason of a refusal, or the empty string."""
         return self._refusal(lib.lctx_seq_checkpoint, seq)
 
+    def checkpoints(self, seq: int = 0) -> list[int]:
+        """Return the positions of the checkpoints that a state of the sequence has, ascending."""
+        positions = np.empty(self._ask(lib.lctx_seq_checkpoints, seq, ffi.NULL, 0), np.int32)
+        buffer = out_buffer("positions", positions, np.int32)
+        self._ask(lib.lctx_seq_checkpoints, seq, buffer, len(positions))
+        return positions.tolist()
+
     def cut_before(self, pos: int) -> int:
         """Return the last position up to ``pos`` where a checkpoint is usable."""
         return self._ask(lib.lctx_context_cut_before, pos)

@@ -1,9 +1,14 @@
-"""Speculative decoding: draft tokens, as many as pay, are evaluated in one batch and kept up to the first mismatch."""
+"""Speculative decoding: draft tokens, as many as pay, are evaluated in one batch and kept up to the first mismatch.
+
+A draft token is kept if it is the token that the answer has. Without a seed, that token may be chosen for it, by
+rejection sampling (``Proposals``).
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -12,6 +17,8 @@ from numpy.typing import NDArray
 
 from pylongctx._lib import lib
 from pylongctx.engine.model import Model
+from pylongctx.engine.sampling.proposals import Proposals
+from pylongctx.engine.sampling.sampler import Decide, Sampler
 from pylongctx.engine.session import Session
 from pylongctx.methods import Method
 
@@ -163,6 +170,11 @@ class DraftRequest(NamedTuple):
     tokens: Tokens  # int32 [n], the text
     n_max: int  # draft tokens
     session: Session | None = None  # the sequence that holds all but the last of the tokens
+    proposals: Proposals | None = None  # draws the tokens; None: they are the most probable ones
+
+    def next_token(self, row: Row) -> int:
+        """Return the next token of the draft by logits, float32 [n_vocab]."""
+        return int(row.argmax()) if self.proposals is None else self.proposals.draw(row)
 
 
 class Drafting:
@@ -175,6 +187,8 @@ class Drafting:
         self._length = DraftLength() if is_adaptive(model) else None
         self._tokens: list[int] = []  # drafted and evaluated, not accepted yet
         self._rows: list[Row] = []  # their logits
+        self._proposals: Proposals | None = None
+        self._are_drawn = False  # the tokens are proposals
         self._n_right = 0  # accepted tokens of the current draft
         self._paused = False
         self.n_drafts = 0
@@ -186,6 +200,12 @@ class Drafting:
             self._paused = False
             return 0
         return most if self._length is None else self._length.choose(times, n_others, most)
+
+    def request(self, tokens: Tokens, n_max: int, session: Session, sampler: Sampler) -> DraftRequest:
+        """Return the request for a draft of at most ``n_max`` tokens; ``sampler`` is that of the answer."""
+        if self._proposals is None and sampler.takes_proposals:
+            self._proposals = Proposals(sampler)
+        return DraftRequest(tokens, n_max, session, self._proposals)
 
     def pause(self) -> None:
         """Leave out the next draft, since there was no room for one."""
@@ -208,9 +228,18 @@ class Drafting:
     def keep(self, tokens: NDArray[np.int32], rows: Row) -> None:
         """Store evaluated draft tokens and the logits after them, float32 [n, n_vocab]."""
         self._tokens, self._rows = tokens.tolist(), [row.copy() for row in rows]
+        drawn = self._proposals.tokens if self._proposals is not None else []
+        self._are_drawn = drawn[: len(tokens)] == self._tokens
         self._n_right = 0
         self.n_drafts += 1
         self.n_drafted += len(tokens)
+
+    def decide(self) -> Decide | None:
+        """Return what chooses the next token for the sake of a proposed one; None: nothing is proposed."""
+        if not (self._tokens and self._are_drawn):
+            return None
+        assert self._proposals is not None
+        return partial(self._proposals.decide, self._n_right)
 
     def accept(self, tokens: NDArray[np.int32]) -> Row | None:
         """Return the logits after int32 [n] if it is the draft token; None: it must be evaluated."""
@@ -263,6 +292,7 @@ def draft_all(model: DraftModel, requests: Sequence[DraftRequest]) -> list[Token
     """Return for each text the draft of one draft model, or its exception."""
     together = getattr(model, "draft_all", None)
     if together is not None and len(requests) > 1:
+        _begin(requests)
         try:
             return list(together(requests))
         except Exception:  # each alone, so that only those that fail have no draft
@@ -270,10 +300,19 @@ def draft_all(model: DraftModel, requests: Sequence[DraftRequest]) -> list[Token
     return [_draft(model, request) for request in requests]
 
 
+def _begin(requests: Sequence[DraftRequest]) -> None:
+    for request in requests:
+        if request.proposals is not None:
+            request.proposals.begin()
+
+
 def _draft(model: DraftModel, request: DraftRequest) -> Tokens | Exception:
+    _begin([request])
+    together = getattr(model, "draft_all", None)
     more: dict[str, Any] = {"n_max": request.n_max, "session": request.session} if is_adaptive(model) else {}
     try:
-        return np.asarray(model(request.tokens, **more)).astype(np.int32)[: request.n_max]
+        draft = model(request.tokens, **more) if together is None else together([request])[0]
+        return np.asarray(draft).astype(np.int32)[: request.n_max]
     except Exception as reason:
         return reason
 

@@ -14,6 +14,7 @@ from pylongctx.engine.documents import Document, Placed
 from pylongctx.engine.drafting import Drafting
 from pylongctx.engine.model import Model
 from pylongctx.engine.overflow import Eviction, Evictions
+from pylongctx.engine.prefix import MIN_AFTER_GAP
 from pylongctx.engine.reuse import Fetch, Load, Now, Piece, Source
 from pylongctx.engine.sampling.sampler import Processors, Sampler, StoppingCriteria, process
 
@@ -76,6 +77,7 @@ class Job:
     owner: str | None = None  # of the tokens, which are not reused for other owners
     slot: int | None = None  # the sequence that it must run on; None: any
     reuses: bool = True  # a cached prefix may be used
+    cache_reuse: int = 0  # minimum tokens after a gap that are reused, see ``min_chunk``; 0: none
     placed: tuple[Placed, ...] = ()  # parts of the prompt from documents, ascending; documents are prefilled first
     reads: Document | None = None  # its text is the prompt, and its rows are kept
     evictions: Evictions | None = None  # when the context is full before the answer ends; None: the limit fits
@@ -127,9 +129,12 @@ class Job:
         return not self.prefilled_at
 
     @property
-    def lossy(self) -> bool:
-        """True if the prompt lacks turns; then rows computed with these turns are accepted."""
-        return self.dropped_turns > 0
+    def min_chunk(self) -> int:
+        """How many tokens must follow a gap for their rows, which were computed with what is missing, to be accepted.
+
+        0: the prompt accepts no such rows. One whose turns were dropped here always does.
+        """
+        return MIN_AFTER_GAP if self.dropped_turns > 0 else self.cache_reuse
 
     @property
     def is_partial(self) -> bool:
@@ -161,7 +166,8 @@ class Job:
     def choose(self, tokens: NDArray[np.int32], row: Row) -> int | None:
         """Return the token after int32 [n], whose logits are float32 [n_vocab]; None: a criterion ends the job."""
         with self.calling():
-            token = self.sampler.sample(process(self.processors, tokens, row))
+            decide = None if self.draft is None else self.draft.decide()
+            token = self.sampler.sample(process(self.processors, tokens, row), decide)
             return None if self.criteria is not None and self.criteria(tokens, row) else token
 
     def ends(self, model: Model, token: int) -> bool:

@@ -10,7 +10,7 @@ from pylongctx.engine.compress import CompressionReport, compress
 from pylongctx.engine.documents import Document, Documents, placed_up_to, without
 from pylongctx.engine.job import Counters, Job
 from pylongctx.engine.parked import Parked
-from pylongctx.engine.reuse import Fetch, Held, Library, Now, Piece, Source, apply, hold, plan
+from pylongctx.engine.reuse import Fetch, Held, Library, Now, Piece, Source, apply, hold, n_cached, plan, without_gaps
 from pylongctx.engine.session import NO_ROWS, Session
 from pylongctx.engine.slots import Slot
 from pylongctx.errors import LctxError
@@ -57,8 +57,8 @@ class Loader:
         session.owner = job.owner
         session.checkpoints.request(shared)
         if job.reuses and not job.every_row:
-            states = [*self._states, *self._parked.sources(session, job.owner)]
-            job.sources = [] if job.limit is None or job.lossy else states
+            states = [*self._states, *self._parked.sources(session, job.owner, job.min_chunk)]
+            job.sources = [] if job.limit is None else states
             job.sources += [] if self._library is None else [self._library.finder(job.owner)]
         self._plan(job, session)
 
@@ -88,8 +88,13 @@ class Loader:
 
     def _plan(self, job: Job, session: Session) -> None:
         """Plan a prompt before its evaluation; the sequence is cut to its common prefix with it."""
-        own = Held(session, job.placed, job.lossy)
+        own = Held(session, job.placed, job.min_chunk)
         job.pieces = plan(job.tokens, [own, *job.sources], job.placed)
+        if job.pieces and not job.pieces[0].exact and 2 * job.pieces[0].end < len(job.tokens):
+            exact = Held(session, job.placed)
+            other = plan(job.tokens, [exact, *job.sources], job.placed)
+            if n_cached(other) > n_cached(job.pieces):  # such as a parked sequence that has all of it
+                own, job.pieces = exact, other
         first = job.pieces[0] if job.pieces else None
         if first is None or first.exact:
             beginning = job.tokens[: job.placed[0].first] if job.placed else job.tokens
@@ -132,12 +137,14 @@ class Loader:
         """Cut the sequence at the end of a loaded piece, and before rows with another prefix."""
         job.pieces.pop(0)
         job.fetch = None
-        end = piece.end if job.lossy or session.seam is None else min(piece.end, session.seam)
+        end = without_gaps(session, piece)
+        if session.seam is not None and not job.min_chunk:
+            end = min(end, session.seam)
         if session.n_tokens > end:
             session.rewind(end)
         if piece.source.slow:
             job.n_stored += session.n_tokens - piece.first
-        session.log(f"{piece.end - piece.first} tokens come from {piece.source.name}")
+        session.log(f"{session.n_tokens - piece.first} tokens come from {piece.source.name}")
 
     def _note(self, job: Job, session: Session, n: int) -> None:
         """Record that ``n`` more tokens of a prompt were reused."""

@@ -61,13 +61,12 @@ def most_tokens(wanted: int | None, room: int, evictions: Evictions | None) -> i
     return (evictions.most or room) if wanted is None else wanted
 
 
-def evicting(spec: str) -> str:
-    """Return the method for ``spec`` ("": llama.cpp's own KV cache) that can evict the middle; else ValueError."""
+def with_spans(spec: str, argument: str) -> str:
+    """Return the method for ``spec`` ("": llama.cpp's own KV cache) with spans; ValueError names the ``argument``."""
     method = parse(spec) if spec else None
     if not isinstance(method, Full) or method.spans == 1:
         own = "llama.cpp's own KV cache (method=None)"
         raise ValueError(
-            f"overflow='evict_middle' needs full attention, not {repr(spec) if spec else own}: "
-            "use method='full', or overflow='error'"
+            f"{argument} needs full attention, not {repr(spec) if spec else own}: use method='full', or leave it out"
         )
     return str(method if method.spans else Full(spans=2))

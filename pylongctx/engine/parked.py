@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._log import LOG
-from pylongctx.engine.prefix import longest_prefix
+from pylongctx.engine.prefix import find_gaps, longest_prefix
 from pylongctx.engine.reuse import NO_LOGITS, Load, Piece, Source, Tokens
 from pylongctx.engine.saved_state import LlamaRAMCache, LlamaState
 from pylongctx.engine.session import TAIL, Session
@@ -24,24 +24,27 @@ def evicts(session: Session) -> bool:
 
 
 def can_cut(session: Session) -> bool:
-    """Return True if a sequence can be cut after its state was loaded, which has no checkpoints."""
+    """Return True if a sequence can be cut anywhere after its state was loaded."""
     return not (session.context.rollback or evicts(session))
 
 
 class ParkedStates(States):
-    """The parked sequences of one owner as a ``Source``."""
+    """The parked sequences of one owner as a ``Source``; ``min_chunk`` as for ``Held``."""
 
     name = "memory"
 
-    def __init__(self, session: Session, cache: LlamaRAMCache) -> None:
+    def __init__(self, session: Session, cache: LlamaRAMCache, min_chunk: int = 0) -> None:
         super().__init__(session, dict)  # the states of one process have the same identity
         self.cache = cache
         self._kept = cache.cache_state
         self._cuts = can_cut(session)
+        self._min_chunk = min_chunk
 
     def covers(self, tokens: Tokens, held: int) -> Piece | None:
         """Return the state with the longest prefix of a prompt, if loading it takes less than it saves."""
         piece = super().covers(tokens, held)
+        if self._min_chunk:
+            piece = self._with_gaps(tokens, held if piece is None else piece.end) or piece
         pays = piece is not None and piece.end - held >= WORTH * piece.key.n_tokens
         return piece if pays else None
 
@@ -51,11 +54,25 @@ class ParkedStates(States):
             self._kept.move_to_end(name)
         return super().fetch(piece)
 
+    def _with_gaps(self, tokens: Tokens, held: int) -> Piece | None:
+        """Return the state that ends last after gaps have left it, if that is after ``held`` tokens."""
+        best = None
+        for state in self._kept.values():
+            gaps, n = find_gaps(state.input_ids, tokens, self._min_chunk, self._session.spans)
+            if gaps and n > held and state.input_ids.tobytes() not in self._failed:
+                best, held = Piece(self, 0, n, state, exact=False, gaps=tuple(gaps)), n
+        return best
+
     def _cached(self, tokens: Tokens) -> LlamaState | None:
         """Return the state with the longest usable prefix; only ``fetch`` counts as its use."""
-        lengths = {state: longest_prefix(state.input_ids, tokens) for state in self._kept.values()}
-        usable = [state for state, n in lengths.items() if self._cuts or n == state.n_tokens]
-        return max(usable, key=lambda state: lengths[state], default=None)
+        return max(self._kept.values(), key=lambda state: self._offered(state, tokens, 0), default=None)
+
+    def _offered(self, state: LlamaState, tokens: Tokens, held: int) -> int:
+        """Return how many tokens of a prompt a state covers."""
+        if state.input_ids.tobytes() in self._failed:
+            return 0
+        n = longest_prefix(state.input_ids, tokens)
+        return n if self._cuts else state.end_within(n)
 
 
 class Parked:
@@ -69,22 +86,23 @@ class Parked:
         self._caches: OrderedDict[str | None, LlamaRAMCache] = OrderedDict()  # by owner, the last active one last
         self.n_bytes = 0  # held now; a number, since other threads read it
 
-    def sources(self, session: Session, owner: str | None) -> list[Source]:
+    def sources(self, session: Session, owner: str | None, min_chunk: int = 0) -> list[Source]:
         """Return the source of an owner's prompts on a sequence, or none if nothing is parked."""
-        return [ParkedStates(session, self._cache(owner))] if self.capacity > 0 else []
+        return [ParkedStates(session, self._cache(owner), min_chunk)] if self.capacity > 0 else []
 
     def park(self, session: Session, as_it_is: bool = False) -> None:
         """Keep a sequence, unless it has rows that are only valid in it, such as those of documents.
 
         ``as_it_is``: it is in a step, and its cache is that of its tokens.
         """
-        if self.capacity <= 0 or not session.n_tokens or session.placed:
+        if self.capacity <= 0 or not session.n_tokens or not _is_of_its_tokens(session):
             return
         cache = self._cache(session.owner)
         try:
             if self._has_room(session, cache.cache_state):
                 saved = _as_it_is(session) if as_it_is else session.save()
-                cache[saved[0].tolist()] = LlamaState(*saved, {})
+                ends = tuple(session.context.checkpoints(session.seq))
+                cache[saved[0].tolist()] = LlamaState(*saved, {}, ends)
         except (LctxError, MemoryError) as reason:  # it is lost, as it would be without this
             LOG.warning("a sequence is not kept: %s", reason)
         self.n_bytes = self._held()
@@ -114,6 +132,11 @@ class Parked:
         cache = self._caches.setdefault(owner, LlamaRAMCache(self.capacity))
         self._caches.move_to_end(owner)
         return cache
+
+
+def _is_of_its_tokens(session: Session) -> bool:
+    """Return True if prompts can continue a sequence that know nothing but its tokens."""
+    return all(place.document is None and session.cache_reuse for place in session.placed)
 
 
 def _as_it_is(session: Session) -> tuple[Tokens, NDArray[np.float32], NDArray[np.uint8]]:

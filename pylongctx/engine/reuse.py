@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pylongctx._log import LOG
 from pylongctx.engine.documents import Document, Placed, common
-from pylongctx.engine.prefix import find_gap, longest_prefix
+from pylongctx.engine.prefix import Gap, find_gaps, longest_prefix
 from pylongctx.engine.session import Session, Watcher
 
 NICENESS = 10  # reading takes at most a tenth of a core from evaluation
@@ -104,6 +104,7 @@ class Piece:
     key: Any = None  # the source's key to fetch it
     logits: bool = False  # the logits after the last of them are known
     exact: bool = True  # the rows equal those of a full prefill; else no other source can continue them
+    gaps: tuple[Gap, ...] = ()  # runs of tokens that leave the source's text first, in this order
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,32 +154,32 @@ class Source(ABC):
 class Held(Source):
     """A sequence as the source of a prompt that continues it.
 
-    ``placed`` are the parts of the prompt that come from documents. A ``lossy`` prompt lacks turns, so rows computed
-    with them are accepted.
+    ``placed`` are the parts of the prompt that come from documents. With ``min_chunk``, rows computed with tokens that
+    the prompt lacks are accepted, if at least so many follow such a gap; 0: none are.
     """
 
     name = "the sequence"
 
-    def __init__(self, session: Session, placed: Sequence[Placed] = (), lossy: bool = False) -> None:
-        self._session, self._placed, self._lossy = session, placed, lossy
+    def __init__(self, session: Session, placed: Sequence[Placed] = (), min_chunk: int = 0) -> None:
+        self._session, self._placed, self._min_chunk = session, placed, min_chunk
 
     def shared(self, tokens: Tokens) -> int:
         """Return the length of the common prefix with a prompt whose rows are valid for it."""
         session = self._session
-        if self._lossy:
+        if self._min_chunk:
             return longest_prefix(session.tokens, tokens)
         return common(session.tokens, session.placed, tokens, self._placed)
 
     def covers(self, tokens: Tokens, held: int = 0) -> Piece | None:
-        """Return the piece to which the sequence can be cut; ``key`` is the run of tokens to evict first, or None."""
-        session = self._session
-        gap = find_gap(session.tokens, tokens) if self._lossy and not session.shared else None
-        n = session.reachable(self.shared(tokens))
-        if gap is not None:
-            n = gap[0] + longest_prefix(session.tokens[gap[1] :], tokens[gap[0] :])
-        known = gap is None and session.has_logits and n == session.n_tokens
-        exact = gap is None and (session.seam is None or n <= session.seam)
-        return Piece(self, 0, n, gap, known, exact) if n > held else None
+        """Return the piece to which the sequence can be cut."""
+        session, gaps = self._session, list[Gap]()
+        if self._min_chunk and not session.shared:
+            gaps, n = find_gaps(session.tokens, tokens, self._min_chunk, session.spans)
+        if not gaps:
+            n = session.reachable(self.shared(tokens))
+        known = not gaps and session.has_logits and n == session.n_tokens
+        exact = not gaps and (session.seam is None or n <= session.seam)
+        return Piece(self, 0, n, None, known, exact, tuple(gaps)) if n > held else None
 
     def fetch(self, piece: Piece) -> Iterator[Load]:
         """Yield nothing: the sequence already has the rows."""
@@ -227,18 +228,29 @@ def plan(tokens: Tokens, sources: Sequence[Source], placed: Sequence[Placed] = (
     return pieces + documents
 
 
+def n_cached(pieces: Sequence[Piece]) -> int:
+    """Return how many tokens a plan takes from sources."""
+    return sum(piece.end - piece.first for piece in pieces)
+
+
 def _up_to(first: int, tokens: Tokens, sources: Sequence[Source]) -> list[Piece]:
     """Return a piece for all tokens before ``first``, where another piece begins; empty if no source has it."""
     found = (source.covers(tokens[:first], first - 1) for source in sources if first)
     return next(([piece] for piece in found if piece is not None and piece.first == 0 and piece.exact), [])
 
 
+def without_gaps(session: Session, piece: Piece) -> int:
+    """Remove the gaps of a piece from a sequence; returns how many tokens of the prompt it then holds."""
+    for gap in piece.gaps:
+        if refusal := session.drop(*gap):
+            session.log(f"tokens cannot be evicted, so the text after them is evaluated again: {refusal}")
+            return gap[0]
+    return piece.end
+
+
 def hold(session: Session, piece: Piece | None) -> None:
     """Cut a sequence to a piece of its own tokens; None: clear it."""
-    n = 0 if piece is None else piece.end
-    if piece is not None and piece.key and (refusal := session.drop(*piece.key)):
-        session.log(f"tokens cannot be evicted, so the text is evaluated again: {refusal}")
-        n = piece.key[0]
+    n = 0 if piece is None else without_gaps(session, piece)
     if n < session.n_tokens or session.shared or session.n_past != session.n_tokens:
         session.checkpoints.request(n)
         session.rewind(n)

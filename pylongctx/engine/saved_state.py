@@ -46,6 +46,8 @@ class LlamaState:
         uint8, the KV cache in the library's format.
     identity : dict
         The model, the method and the settings that the cache depends on.
+    ends : tuple of int
+        With sliding windows and recurrent layers: the positions of the checkpoints that the cache has, ascending.
 
     Examples
     --------
@@ -61,11 +63,16 @@ class LlamaState:
     logits: NDArray[np.float32]
     llama_state: NDArray[np.uint8]
     identity: Mapping[str, Any]
+    ends: tuple[int, ...] = ()
 
     @property
     def n_tokens(self) -> int:
         """The number of tokens."""
         return len(self.input_ids)
+
+    def end_within(self, n: int) -> int:
+        """Return the longest prefix of at most ``n`` tokens that ends at a checkpoint, or at the end."""
+        return max((end for end in (*self.ends, self.n_tokens) if end <= n), default=0)
 
     @property
     def llama_state_size(self) -> int:
@@ -123,6 +130,7 @@ class LlamaState:
             np.frombuffer(data, np.float32, sizes[1] // 4, logits_start),
             np.frombuffer(data, np.uint8, sizes[2], rows_start),
             header["identity"],
+            tuple(header.get("ends", ())),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -131,7 +139,8 @@ class LlamaState:
     def parts(self) -> Iterator[bytes | memoryview]:
         """Yield the bytes of ``to_bytes`` without copying the arrays."""
         arrays: list[Any] = [self.input_ids, self.logits, self.llama_state]
-        header = json.dumps({"identity": dict(self.identity), "sizes": [array.nbytes for array in arrays]}).encode()
+        about = {"identity": dict(self.identity), "sizes": [array.nbytes for array in arrays]}
+        header = json.dumps(about | ({"ends": self.ends} if self.ends else {})).encode()
         header += b" " * (-(HEAD.size + len(header)) % ALIGNMENT)
         views: list[Any] = [memoryview(array.view(np.uint8)) for array in arrays]
         checksum = 0
@@ -173,7 +182,7 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
     end = HEAD.size + length
     try:
         header = json.loads(data[HEAD.size : end])
-        if isinstance(header["identity"], dict) and _are_sizes(header["sizes"]):
+        if isinstance(header["identity"], dict) and _are_sizes(header["sizes"]) and _are_ends(header.get("ends", [])):
             return header, end
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
@@ -182,6 +191,10 @@ def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
 
 def _are_sizes(sizes: list[int]) -> bool:
     return len(sizes) == 3 and all(type(n) is int and n >= 0 for n in sizes) and sizes[0] % 4 == sizes[1] % 4 == 0
+
+
+def _are_ends(ends: list[int]) -> bool:
+    return isinstance(ends, list) and all(type(n) is int and n >= 0 for n in ends)
 
 
 def _refusal(reason: str) -> LctxError:

@@ -172,6 +172,7 @@ class Session:
         self.watchers: list[Watcher] = [self.checkpoints]  # and the writer of the KV store
         self.placed: tuple[Placed, ...] = ()
         self.evicts = False  # tokens may be evicted from a text that does not fit
+        self.cache_reuse = 0  # default of ``Job.cache_reuse``
         self.n_tokens = 0  # a smaller number removes the tokens after it
         self.input_ids = np.zeros(context.n_ctx, np.int32)
         self._rows = np.empty((FIRST_ROWS if logits_all else 1, model.info.n_vocab), np.float32)
@@ -418,6 +419,11 @@ class Session:
     def tile(self) -> int:
         """The number of tokens of a prompt for which the method selects together."""
         return self._part("tile", 1)
+
+    @cached_property
+    def spans(self) -> int:
+        """The maximum number of spans of the sequence, see ``Full``."""
+        return self._part("spans", 1)
 
     @cached_property
     def _select_from(self) -> int:

@@ -139,7 +139,7 @@ def _request(share: Share, room: int, times: StepTimes, n_others: int) -> tuple[
     most = job.draft.length(most, times, n_others)
     if most <= 0:
         return None
-    return job.draft, DraftRequest(np.concatenate([session.tokens, share.part]), most, session)
+    return job.draft, job.draft.request(np.concatenate([session.tokens, share.part]), most, session, job.sampler)
 
 
 def keep_guess(share: Share, rows: Row) -> Row:

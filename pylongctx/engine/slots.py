@@ -37,7 +37,7 @@ class Slot:
         """Return the piece of a prompt that this sequence already holds, or None."""
         if not self._serves(job):
             return None
-        return Held(self.session, job.placed, job.lossy and self.job is None).covers(job.tokens)
+        return Held(self.session, job.placed, 0 if self.job is not None else job.min_chunk).covers(job.tokens)
 
     def saved(self, job: Job) -> int:
         """Return how many tokens of a prompt need no evaluation on this sequence."""
@@ -46,7 +46,7 @@ class Slot:
 
     def shared(self, job: Job) -> int:
         """Return the length of the common prefix with a prompt, even if the sequence cannot be cut to it."""
-        return Held(self.session, job.placed, job.lossy).shared(job.tokens) if self._serves(job) else 0
+        return Held(self.session, job.placed, job.min_chunk).shared(job.tokens) if self._serves(job) else 0
 
     def _serves(self, job: Job) -> bool:
         partial = self.job is not None and self.job.is_partial
@@ -100,7 +100,7 @@ def _promised(slot: Slot, job: Job) -> int:
     if slot.session.owner != job.owner or not job.reuses:
         return 0
     n = common(slot.job.tokens, slot.job.placed, job.tokens, job.placed)
-    if slot.session.seam is not None and not job.lossy:
+    if slot.session.seam is not None and not job.min_chunk:
         n = min(n, slot.session.seam)
     return n if n > slot.session.n_tokens else slot.session.reachable(n)
 

@@ -72,6 +72,7 @@ class Solo(SessionSource):
             draft.calling = self.session.lock.calling
         placed = () if follows or "reads" in fields else self.engine.documents.find(ids, text=text)
         own: dict[str, Any] = {"slot": FIRST_SEQUENCE, "progress": self._tell, "draft": draft, "placed": placed}
+        own["cache_reuse"] = 0 if "reads" in fields else self.session.cache_reuse
         return Job(ids, sampler, limit=limit, follows=follows, calling=self.session.lock.calling, **own | fields)
 
     def start(self, job: Job) -> None:

@@ -45,7 +45,8 @@ class States(Source):
     def save(self) -> LlamaState:
         """Return the tokens, the last logits and the KV cache."""
         with self._session.lock:
-            state = LlamaState(*self._session.save(), self.identity)
+            saved = self._session.save()
+            state = LlamaState(*saved, self.identity, tuple(self.context.checkpoints(self._session.seq)))
         self._failed.discard(state.input_ids.tobytes())
         return state
 
@@ -99,9 +100,9 @@ class States(Source):
         if state.input_ids.tobytes() in self._failed:
             return 0
         n = longest_prefix(state.input_ids, tokens)
-        if n < state.n_tokens and (state is self.checkpoint or (self._session.context.rollback and held)):
-            return 0  # it may not be possible to rewind to the common prefix
-        return n
+        if n == state.n_tokens or not (state is self.checkpoint or (self.context.rollback and held)):
+            return n
+        return state.end_within(n)  # it may not be possible to rewind to the common prefix
 
     def _cached(self, tokens: Tokens) -> LlamaState | None:
         if self.cache is None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 
 from pylongctx.completions.request import stop_words
 from pylongctx.serve.blocks import Block, Blocks, Event, blocks_of
@@ -189,10 +190,10 @@ def chat_choice(choice: Mapping[str, Any]) -> Message:
 
 
 class Thinking(Open):
-    """Whether the model may reason; these tokens count towards ``max_tokens``."""
+    """Whether the model may reason, and for how many tokens at most; these count towards ``max_tokens``."""
 
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: int | None = Field(None, ge=0)
     display: str = "full"  # reasoning is always shown in full
 
 
@@ -224,6 +225,8 @@ class MessagesBody(Dialect):
         add_format(fields, "output_config.format" if self.output_config.format else "output_format", self._format())
         if self.thinking is not None:
             fields["enable_thinking"] = self.thinking.type != "disabled"
+            if self.thinking.budget_tokens is not None:
+                fields["reasoning_budget_tokens"] = self.thinking.budget_tokens
             if (display := self.thinking.display) not in SHOWN:
                 unserved.note("thinking.display", f"thinking.display={display!r} is not supported: reasoning is shown")
         if self.tools:

@@ -16,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pylongctx import __version__
-from pylongctx.serve import anthropic, facts, markup, native, ollama, openai, responses, texts
+from pylongctx.serve import anthropic, facts, markup, native, ollama, openai, responses, streams, texts
 from pylongctx.serve.bodies import Fields, read
 from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.gate import LOCAL, LOCAL_PAGE, Gate, Guarded, Shown, as_response
@@ -101,11 +101,13 @@ def create_app(service: Service) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
+        await service.streams.close()
         service.close()
 
     app = FastAPI(title="pylongctx", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     for module in (openai, native, anthropic, responses, ollama, facts, texts):
         app.include_router(module.routes(service))
+    app.include_router(streams.routes(service.streams))
     enclose(app, service)
     return app
 

@@ -72,6 +72,7 @@ MAX_PROMPTS = 1024
 MAX_LOGPROBS = 100  # maximum log-probabilities per token
 MAX_STOP_TOKENS = 256
 NO_EFFORT = "none"  # of reasoning_effort
+BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")  # llama-server's, and vLLM's
 NEVER = float("-inf")
 
 
@@ -373,6 +374,7 @@ class Generate(Sampled):
     ignore_eos: bool | None = also_named("ignore_eos", "ban_eos_token")
     id_slot: int | None = None
     cache_prompt: bool | None = None
+    n_cache_reuse: int | None = Field(None, ge=0)
     verbose: bool | None = None
     longctx: Extension = Extension()
 
@@ -524,6 +526,25 @@ class Chunk(Open):
     filename: str = "tmp"
 
 
+class Reasoning(Open):
+    """Whether and for how long the model reasons, in OpenAI's form or OpenRouter's; summaries are never returned."""
+
+    effort: str | None = None
+    max_tokens: int | None = Field(default=None, ge=0)
+    enabled: bool | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+    def fields(self) -> dict[str, tuple[str, Any]]:
+        """Return the fields of conversations for those that were given, with their own names."""
+        pairs = {
+            "reasoning_effort": ("effort", self.effort),
+            "reasoning_budget_tokens": ("max_tokens", self.max_tokens),
+            "enable_thinking": ("enabled", self.enabled),
+        }
+        return {name: pair for name, pair in pairs.items() if pair[1] is not None}
+
+
 class Conversing(Generate):
     """Fields of conversations in all APIs."""
 
@@ -532,6 +553,7 @@ class Conversing(Generate):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
+    reasoning_budget_tokens: int | None = also_named(*BUDGETS, ge=-1)
     enable_thinking: bool | None = None
     parse_special: bool | None = None
 
@@ -567,6 +589,7 @@ class ChatBody(Conversing):
     tool_choice: str | dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    reasoning: Reasoning = Reasoning()
 
     def effort_is_read(self, host: Host) -> bool:
         """Return True if the template supports the effort; ``none`` turns reasoning off for every template."""
@@ -588,6 +611,7 @@ class ChatBody(Conversing):
     def settle(self, unserved: Unserved) -> None:
         """Record what is not supported, and let a schema be ``response_format``, so that a model may reason first."""
         super().settle(unserved)
+        self._take_reasoning(unserved)
         self.messages = readable(self.messages, unserved)
         for i, tool in enumerate(self.tools or ()):
             if tool.get("type") == "custom" and custom_grammar(tool) is not None:
@@ -602,6 +626,16 @@ class ChatBody(Conversing):
             raise invalid(str(reason), shape.field.split(".")[0]) from None
         self.response_format = {"type": "json_schema", "json_schema": {"schema": schema}}
         self.json_schema = self.guided_json = self.structured_outputs = None
+
+    def _take_reasoning(self, unserved: Unserved) -> None:
+        """Take fields of ``reasoning`` where those of the request do not say otherwise."""
+        for name, (inner, value) in self.reasoning.fields().items():
+            own = getattr(self, name)
+            if own is None:
+                setattr(self, name, value)
+            elif own != value:
+                path = f"reasoning.{inner}"
+                unserved.note(path, f"{path}={_shown(value)} has no effect together with {name}={_shown(own)}")
 
     def held(self) -> LlamaGrammar | str | None:
         """Return the grammar of the answer; a schema is enforced by the template instead."""
@@ -632,6 +666,7 @@ class ChatBody(Conversing):
             **self.sampling(defaults, host),
             **own,
             **self.template_arguments(template, host),
+            "reasoning_budget": self.reasoning_budget_tokens,
             "max_tokens": limit,
         }
 

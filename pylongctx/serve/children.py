@@ -1,6 +1,7 @@
 """Models in their own processes, loaded on request and unloaded to make room for others."""
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -9,11 +10,12 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -29,6 +31,7 @@ from pylongctx.serve.errors import ApiError, unavailable
 FIRST_SHARD = re.compile(r"(.*)-00001-of-\d{5}\.gguf", re.DOTALL)
 PROJECTOR = "mmproj"  # prefix of files with image projectors of other models
 BACKLOG = 1024
+TICK = 0.05  # minimum seconds between two looks for idle models
 SLOW = 10.0  # seconds for a process to exit after its grace period
 LAST_LINES = 20  # number of last lines of a process to keep
 PAGE_SIZE = os.sysconf("SC_PAGESIZE")
@@ -66,15 +69,16 @@ class ModelSource:
 
 
 class Shelf:
-    """The models of folders, files and names, searched again on every access.
+    """The models of folders, files and names, searched again on every access, and ``named`` ones by their own names.
 
-    ValueError when there is none, or two have the same name.
+    A named model replaces one of the same name. ValueError when there is none, or two others have the same name.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], named: Mapping[str, str] = MappingProxyType({})) -> None:
         self._words = words
+        self._named = {name: _named(name, word) for name, word in named.items()}
         found = [source for word in words for source in _sources(word)]
-        if not found:
+        if not (found or named):
             raise ValueError(f"there is no .gguf file in {', '.join(words)}")
         names = [source.name for source in found]
         if twice := next((name for name in names if names.count(name) > 1), None):
@@ -82,7 +86,7 @@ class Shelf:
 
     def sources(self) -> dict[str, ModelSource]:
         """Return all models by name; the first one of those with the same name."""
-        found: dict[str, ModelSource] = {}
+        found = dict(self._named)
         for word in self._words:
             for source in _sources(word):
                 found.setdefault(source.name, source)
@@ -98,6 +102,13 @@ class OneModel:
     def sources(self) -> dict[str, ModelSource]:
         """Return the model by its name."""
         return {self.only.name: self.only}
+
+
+def _named(name: str, word: str) -> ModelSource:
+    """Return a model with a name of its own; ValueError when its file does not exist."""
+    if not Path(word).is_file() and word not in CATALOG:
+        raise ValueError(f"the model {name!r}: {word!r} is neither a file nor a name that pylongctx get lists")
+    return ModelSource(name, word)
 
 
 def _sources(word: str) -> Iterator[ModelSource]:
@@ -153,6 +164,7 @@ class Child:
         self.exit_code: int | None = None  # of the last process, if it exited by itself
         self.used = 0.0  # time of the start or end of the last request
         self.leaving = False  # whether the process is to end once its requests have ended
+        self.is_sleeping = False  # whether it was unloaded because no request used it for long
 
     @property
     def status(self) -> str:
@@ -175,16 +187,16 @@ class Child:
                 self._most_bytes = max(self._most_bytes, pages * PAGE_SIZE)
         return max(self.source.size, self._most_bytes)
 
-    def hold(self) -> None:
-        """Count a request; the model stays until ``release``."""
+    def hold(self, quiet: bool = False) -> None:
+        """Count a request; the model stays until ``release``. A quiet one does not count as use of the model."""
         self._n_held += 1
         self._idle.clear()
-        self.used = time.monotonic()
+        self.used = self.used if quiet else time.monotonic()
 
-    def release(self) -> None:
+    def release(self, quiet: bool = False) -> None:
         """Stop counting a request."""
         self._n_held -= 1
-        self.used = time.monotonic()
+        self.used = self.used if quiet else time.monotonic()
         if not self._n_held:
             self._idle.set()
 
@@ -195,7 +207,7 @@ class Child:
     async def load(self) -> None:
         """Start the process, and wait until it has loaded the model; ApiError with its last output when it exits."""
         began, self._status = time.monotonic(), "loading"
-        self.exit_code = None
+        self.exit_code, self.is_sleeping = None, False
         self._last_lines.clear()
         try:
             await self._start()
@@ -323,18 +335,28 @@ class Limits:
     n: int = 0
     memory: int = 0  # bytes
     grace: float = 10.0  # seconds for the answers of a process that must end
+    idle: float = math.inf  # seconds without a request after which a model is unloaded
 
 
 class Children:
-    """The processes of all models, within the limits; ``slot_folder`` has a subfolder of saved sequences per model."""
+    """The processes of all models, within the limits; ``slot_folder`` has a subfolder of saved sequences per model.
+
+    ``words`` are the options of all processes, and ``presets`` returns more for the name of a model.
+    """
 
     def __init__(
-        self, words: Sequence[str], limits: Limits, keys: Sequence[str] = (), slot_folder: Path | None = None
+        self,
+        words: Sequence[str],
+        limits: Limits,
+        keys: Sequence[str] = (),
+        slot_folder: Path | None = None,
+        presets: Callable[[str], Sequence[str]] = lambda name: (),
     ) -> None:
         self.limits = limits
         self._words = list(words)
         self._headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         self._slot_folder = slot_folder
+        self._presets = presets
         self._folder = tempfile.TemporaryDirectory(prefix="pylongctx-")  # 0700
         if keys:  # passed in a file, since other users can see the options of a process
             path = Path(self._folder.name, "keys")
@@ -349,7 +371,8 @@ class Children:
         if source not in self._children:
             address = f"{self._folder.name}/{len(self._children)}"
             own = ["--slot-save-path", str(self._slot_folder / source.name)] if self._slot_folder else []
-            self._children[source] = Child(source, address, [*self._words, *own], self._headers)
+            words = [*self._presets(source.name), *self._words, *own]
+            self._children[source] = Child(source, address, words, self._headers)
         return self._children[source]
 
     def loaded(self) -> list[Child]:
@@ -357,17 +380,37 @@ class Children:
         return [child for child in self._children.values() if child.status == "loaded"]
 
     @asynccontextmanager
-    async def using(self, source: ModelSource) -> AsyncIterator[Child]:
-        """Load a model if needed, and keep it loaded during the block; ApiError when it cannot be loaded."""
+    async def using(self, source: ModelSource, quiet: bool = False) -> AsyncIterator[Child]:
+        """Load a model if needed, and keep it loaded during the block; ApiError when it cannot be loaded.
+
+        A ``quiet`` use of a loaded model does not keep it from being idle.
+        """
         child = self.of(source)
+        quiet = quiet and child.status == "loaded" and not child.leaving
         if child.status == "loaded" and not child.leaving:
-            child.hold()
+            child.hold(quiet)
         else:
             await self._open(child)
         try:
             yield child
         finally:
-            child.release()
+            child.release(quiet)
+
+    async def sleep_when_idle(self) -> None:
+        """Unload models that no request has used for the time of the limits; runs until it is cancelled."""
+        while True:
+            now = time.monotonic()
+            left = [child.used + self.limits.idle - now for child in self.loaded() if child.is_idle]
+            await asyncio.sleep(max(TICK, min(left, default=self.limits.idle)))
+            for child in filter(self._sleeps, self.loaded()):
+                async with self._door:
+                    if self._sleeps(child):
+                        LOG.info("%s was idle for %g s", child.source.name, self.limits.idle)
+                        child.is_sleeping = True  # from now on, so that no question wakes it
+                        await child.unload(self.limits.grace)
+
+    def _sleeps(self, child: Child) -> bool:
+        return child.status == "loaded" and child.is_idle and time.monotonic() - child.used >= self.limits.idle
 
     async def unload(self, source: ModelSource) -> None:
         """Unload a model once no request uses it."""

@@ -198,6 +198,7 @@ def _props(service: Service) -> dict[str, Any]:
         "endpoint_slots": service.settings.slots,
         "endpoint_props": False,
         "endpoint_metrics": True,
+        "is_sleeping": False,  # a server of models says when one sleeps
         "build_info": service.fingerprint,
     }
 

@@ -54,7 +54,7 @@ class Access:
         if scope["path"] not in HEALTH:
             self._check_host(headers)
         self._check_origin(headers)
-        if scope["method"] not in READING:
+        if scope["method"] not in READING and scope["method"] != "DELETE":  # needs a CORS preflight itself
             _check_intent(headers, scope["path"])
         if not self._keys or scope["path"] in self._public or scope["method"] == "OPTIONS":
             return None

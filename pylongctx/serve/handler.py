@@ -22,10 +22,11 @@ from pylongctx.parallel import EngineSource
 from pylongctx.serve.bodies import Generate, owner_of
 from pylongctx.serve.errors import ApiError, as_api_error, invalid
 from pylongctx.serve.service import Service
+from pylongctx.serve.streams import HEADERS, Reading
+from pylongctx.serve.transport import READER_PATIENCE, send_part, until_gone
 
 MAX_COMPLETIONS = 1024  # maximum completions per request
 MAX_QUEUED = 64  # maximum chunks waiting for the client
-READER_PATIENCE = 60.0  # seconds for a client to read what is sent
 CLOSED = 499  # for the log only: the client is gone
 LOG = logging.getLogger("uvicorn.error")
 
@@ -105,7 +106,7 @@ class EventStream(Response):
     end = "data: [DONE]\n\n"
 
     def __init__(self, handler: "Handler[Any]", events: AsyncIterator[Object | None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers=HEADERS)
         del self.headers["content-length"]
         self._handler = handler
         self._events = events
@@ -118,11 +119,10 @@ class EventStream(Response):
         watching = asyncio.ensure_future(self._watch(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for text in self._lines():
-                sending = send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-                await asyncio.wait_for(sending, READER_PATIENCE)
+            async for part in self.parts():
+                await send_part(send, part)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except asyncio.TimeoutError:
+        except TimeoutError:
             LOG.warning("a client did not read its stream for %g s", READER_PATIENCE)
             raise
         finally:
@@ -133,15 +133,16 @@ class EventStream(Response):
         await until_gone(receive)
         self._handler.feed.put(-1, Cancelled("the client went away"))
 
-    async def _lines(self) -> AsyncIterator[str]:
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the bytes of all events and of the end."""
         try:
             async for event in self._events:
-                yield ": still working\n\n" if event is None else self.line(event)
+                yield b": still working\n\n" if event is None else self.line(event).encode()
         except Exception as reason:  # too late for a status
-            yield self.line(self.failure(as_api_error(reason)))
+            yield self.line(self.failure(as_api_error(reason))).encode()
             clear_frames(reason.__traceback__)
         if self.end:
-            yield self.end
+            yield self.end.encode()
 
     def line(self, event: Object) -> str:
         """Return the text of an event."""
@@ -234,19 +235,32 @@ class Handler(ABC, Generic[Body]):
         if slot is not None and not -1 <= slot < self.host.n_seq:
             raise invalid(f"id_slot must be from 0 to {self.host.n_seq - 1}, or -1 for any", "id_slot")
         self.service.admit()
-        handed_over = False
+        handed_over, kept, streams = False, None, self.service.streams
         try:
             self.sources = [self._source(index) for index in range(self._n)]
-            found = await self._results(self.stream if self.body.stream else self.complete)
+            if self.body.stream:
+                kept = streams.begin(self.request, str(self.response.media_type), self.stop)
+            found = await self._results(self.stream if self.body.stream else self.complete, kept is None)
             if found is None:
                 return Response(status_code=CLOSED)
             if not self.body.stream:
                 return JSONResponse(self.whole(found))
             handed_over = True
-            return self.response(self, self.events(self._chunks(found)))
+            response = self.response(self, self.events(self._chunks(found)))
+            if kept is None:
+                return response
+            streams.fill(kept, response.parts(), self.close)
+            return Reading(kept)
         finally:
             if not handed_over:
+                if kept is not None:
+                    streams.drop(kept)
                 self.close()
+
+    def stop(self) -> None:
+        """Cancel all completions, and end the stream with the reason."""
+        self.cancel()
+        self.feed.put(-1, Cancelled("the stream was stopped"))
 
     def cancel(self) -> None:
         """Cancel all completions."""
@@ -295,17 +309,26 @@ class Handler(ABC, Generic[Body]):
             owner=owner_of(self.request),
             slot=None if body.id_slot in (None, -1) else body.id_slot,
             reuses=settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
+            cache_reuse=self._cache_reuse(),
             prefills=self.service.prefills(getattr(body, "continue_final_message", None)),
         )
 
-    async def _results(self, begin: Callable[[int, EngineSource], Any]) -> list[Any] | None:
-        """Begin all completions and return their results; None if the client disconnected.
+    def _cache_reuse(self) -> int | None:
+        """Return the request's minimum of tokens after a gap; ApiError if the server's sequences cannot have gaps."""
+        wanted = self.body.n_cache_reuse
+        if wanted and self.host.session.spans == 1:
+            reason = f"n_cache_reuse={wanted} is not supported here, start the server with --cache-reuse {wanted}"
+            raise invalid(reason, "n_cache_reuse")
+        return wanted
+
+    async def _results(self, begin: Callable[[int, EngineSource], Any], ends: bool) -> list[Any] | None:
+        """Begin all completions and return their results; None if the client disconnected and that ``ends`` them.
 
         The first failure cancels the other completions.
         """
         work = asyncio.ensure_future(self._begin_all(begin))
         gone: asyncio.Future[Any] = asyncio.ensure_future(until_gone(self.request.receive))
-        waited: set[asyncio.Future[Any]] = {work, gone}
+        waited: set[asyncio.Future[Any]] = {work, gone} if ends else {work}
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -346,9 +369,3 @@ class Handler(ABC, Generic[Body]):
             except Exception:
                 self.cancel()
                 raise
-
-
-async def until_gone(receive: Receive) -> None:
-    """Return when the client has closed the connection."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -17,6 +17,7 @@ from pylongctx.serve.bodies import (
     ChatBody,
     Dialect,
     Open,
+    Reasoning,
     add_format,
     also_named,
     load,
@@ -155,14 +156,6 @@ class TextConfig(Open):
     verbosity: str | None = None
 
 
-class Reasoning(Open):
-    """Whether the model reasons; its reasoning is returned as content, not as a summary."""
-
-    effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
-
-
 class ResponsesBody(Dialect):
     """POST /v1/responses."""
 
@@ -184,8 +177,7 @@ class ResponsesBody(Dialect):
         fields = self.shared()
         fields["messages"] = list(chat_messages(self.instructions, self.input, unserved))
         add_format(fields, "text.format", self._format())
-        if self.reasoning.effort is not None:
-            fields["reasoning_effort"] = self.reasoning.effort
+        fields["reasoning"] = self.reasoning.model_dump(exclude_none=True)
         for i, tool in enumerate(self.tools or ()):
             self.functions.add(f"tools[{i}]", tool, unserved)
         fields["tool_choice"] = self.tool_choice

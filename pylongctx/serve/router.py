@@ -1,8 +1,9 @@
 """A server of several models, which loads the model of a request and forwards the request to it."""
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,16 +18,16 @@ from starlette.types import Receive, Scope, Send
 
 from pylongctx import __version__
 from pylongctx._log import LOG
-from pylongctx.serve import ollama
+from pylongctx.serve import ollama, streams
 from pylongctx.serve.app import INDEX, enclose
-from pylongctx.serve.bodies import json_of
+from pylongctx.serve.bodies import json_of, read
 from pylongctx.serve.cards import MODALITIES
 from pylongctx.serve.children import Child, Children, ModelSource, OneModel, Shelf
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.handler import READER_PATIENCE, until_gone
 from pylongctx.serve.metrics import TYPE, Answers, merged
 from pylongctx.serve.ollama import chat_piece, frame, generate_piece
 from pylongctx.serve.service import Settings, fingerprint
+from pylongctx.serve.transport import send_part, until_gone
 
 Object = dict[str, Any]
 # hop-by-hop headers, and those that every server writes itself
@@ -36,6 +37,7 @@ HOP = frozenset(
 OWN = HOP | {b"date", b"server"}
 ASKED = HOP | {b"content-length"}  # of requests, whose bodies are sent as a whole
 ENDS = {"/api/chat": ("messages", chat_piece), "/api/generate": ("prompt", generate_piece)}
+QUIET = frozenset({"/metrics", "/props"})  # ask about a model, and do not keep it awake
 AT_ONCE = frozenset({"0", "0.0", "0s", "0m", "0h"})  # values of Ollama's keep_alive that unload a model
 
 
@@ -47,7 +49,7 @@ class Router:
     children: Children
     settings: Settings
     autoload: bool = True  # whether a request loads its model
-    loads_first: bool = False  # whether all models are loaded before the first request
+    first: Collection[str] = ()  # names of models that are loaded before the first request
     answers: Answers = field(default_factory=Answers)
     started: int = field(default_factory=lambda: int(time.time()))
 
@@ -67,10 +69,21 @@ class Router:
             raise ApiError(404, "not_found_error", reason, "model", "model_not_found")
         return found
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether models are unloaded when they are idle."""
+        return self.children.limits.idle < math.inf
+
+    def sleep(self) -> Object:
+        """Return what ``/health`` says about the sleep of the only model; empty for a server of several."""
+        if not self.sleeps or not isinstance(self.shelf, OneModel):
+            return {}
+        return {"is_sleeping": self.children.of(self.shelf.only).is_sleeping}
+
     def entry(self, source: ModelSource) -> Object:
         """Return a model in the form of OpenAI's and llama-server's clients."""
         child = self.children.of(source)
-        status: Object = {"value": child.status}
+        status: Object = {"value": "sleeping" if child.is_sleeping else child.status}
         if child.status != "unloaded" or child.exit_code is not None:
             status["args"] = child.words
         if child.exit_code is not None:
@@ -85,27 +98,34 @@ def create_app(router: Router) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        for source in router.shelf.sources().values() if router.loads_first else ():
+        for source in (router.source(name) for name in router.first):
             try:
                 async with router.children.using(source):
                     pass
             except ApiError as reason:
                 LOG.error("error: %s; the next request tries again", reason)
+        watch = asyncio.ensure_future(router.children.sleep_when_idle()) if router.sleeps else None
         yield
+        if watch is not None:
+            watch.cancel()
         await router.children.close()
 
     app = FastAPI(title="pylongctx", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     _add_models(app, router)
     _add_ollama(app, router)
+    _add_streams(app, router)
 
     @app.get("/health")
     @app.get("/v1/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health() -> Object:
+        return {"status": "ok", **router.sleep()}
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         if "model" in request.query_params or isinstance(router.shelf, OneModel):
+            source = router.source(request.query_params.get("model"))
+            if router.children.of(source).is_sleeping:
+                return Response(merged(router.answers, {}), media_type=TYPE)
             return await _forward(router, request)
         children = router.children.loaded()
         pages = await asyncio.gather(*(child.ask("/metrics") for child in children))
@@ -164,6 +184,10 @@ def _add_models(app: FastAPI, router: Router) -> None:
     @app.get("/props")
     async def props(request: Request) -> Response:
         if "model" in request.query_params or isinstance(router.shelf, OneModel):
+            source = router.source(request.query_params.get("model"))
+            if router.children.of(source).is_sleeping:
+                card = {"model_alias": source.name, "model_path": source.path, "is_sleeping": True}
+                return JSONResponse(card | {"build_info": fingerprint()})
             return await _forward(router, request)
         found = {"role": "router", "max_instances": router.children.limits.n, "models_autoload": router.autoload}
         return JSONResponse(found | {"build_info": fingerprint()})
@@ -195,6 +219,28 @@ def _add_ollama(app: FastAPI, router: Router) -> None:
 
     for method, path in ollama.CHANGING:
         app.add_api_route(f"/api/{path}", ollama.refuse, methods=[method])
+
+
+def _add_streams(app: FastAPI, router: Router) -> None:
+    """Add the routes of streams that are read again; a stream has its model in its name, as in llama-server's page."""
+
+    @app.api_route("/v1/stream", methods=["GET", "DELETE"])
+    async def stream(request: Request) -> Response:
+        _, name = streams.key_of(request)
+        source = router.source(request.query_params.get("model") or name.partition(streams.VARIANT)[2])
+        if router.children.of(source).status == "loaded":
+            return Forwarded(router.children, source, b"")
+        if request.method == "DELETE":
+            return Response(status_code=204)
+        raise streams.missing()
+
+    @app.post("/v1/streams/lookup")
+    async def lookup(request: Request) -> list[Object]:
+        body = await read(request, streams.LookupBody)
+        key = {name: value for name in ("authorization", "x-api-key") if (value := request.headers.get(name))}
+        children, names = router.children.loaded(), body.model_dump()
+        asked = (child.http.post(request.url.path, json=names, headers=key) for child in children)
+        return [entry for answer in await asyncio.gather(*asked) for entry in answer.json()]
 
 
 def _cards(router: Router) -> Iterator[Object]:
@@ -230,7 +276,8 @@ async def _forward(router: Router, request: Request) -> Response:
     loads = router.autoload if wanted is None else wanted in ("true", "1")
     if not loads and router.children.of(source).status != "loaded":
         raise invalid(f"the model {source.name!r} is not loaded: load it with POST /models/load", "model")
-    return Forwarded(router.children, source, await request.body())
+    quiet = request.method == "GET" and request.url.path in QUIET
+    return Forwarded(router.children, source, await request.body(), quiet)
 
 
 async def _ended(router: Router, source: ModelSource, request: Request) -> Response | None:
@@ -246,8 +293,9 @@ async def _ended(router: Router, source: ModelSource, request: Request) -> Respo
 class Forwarded(Response):
     """The forwarded response of a child."""
 
-    def __init__(self, children: Children, source: ModelSource, body: bytes) -> None:
+    def __init__(self, children: Children, source: ModelSource, body: bytes, quiet: bool = False) -> None:
         super().__init__()
+        self._quiet = quiet
         self._children = children
         self._source = source
         self._sent = body
@@ -266,7 +314,7 @@ class Forwarded(Response):
             await asyncio.gather(work, return_exceptions=True)
 
     async def _pass(self, scope: Scope, send: Send) -> None:
-        async with self._children.using(self._source) as child:
+        async with self._children.using(self._source, self._quiet) as child:
             headers = [(name, value) for name, value in scope["headers"] if name not in ASKED]
             path = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
             url = httpx.URL("http://localhost").copy_with(raw_path=path)
@@ -281,8 +329,7 @@ class Forwarded(Response):
                 await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
                 begun = True
                 async for part in response.aiter_raw():
-                    sending = send({"type": "http.response.body", "body": part, "more_body": True})
-                    await asyncio.wait_for(sending, READER_PATIENCE)
+                    await send_part(send, part)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except httpx.TransportError:
             reason = await child.lost()

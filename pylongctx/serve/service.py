@@ -22,6 +22,7 @@ from pylongctx.llama import Llama
 from pylongctx.parallel import Host
 from pylongctx.serve.errors import ApiError, unavailable
 from pylongctx.serve.metrics import Answers
+from pylongctx.serve.streams import Streams
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -50,6 +51,7 @@ class Settings:
     step: float = 0.15  # seconds; 0: no limit
     patience: float | None = 10.0  # idle seconds after which a stream sends a comment; None: never
     grace: float = 10.0
+    rejoin: float = 300.0  # seconds that a stream with X-Conversation-Id is kept without a reader; 0: none is
     slots: bool = True
     slot_folder: Path | None = None
     unknown_fields: str = "warn"
@@ -82,6 +84,7 @@ class Service:
         self.is_stuck = False  # at the end: the model is still in use
         self.n_requests = 0  # requests for tokens, waiting or running
         self.most_requests = host.n_seq + settings.n_queue
+        self.streams = Streams(settings.rejoin)
         self.pool = ThreadPoolExecutor(self.most_requests, "pylongctx-request")
 
     @cached_property

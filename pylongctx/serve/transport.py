@@ -1,8 +1,8 @@
-"""What HTTP does with requests and answers on their way: HEAD, and compression in both directions."""
+"""What HTTP does with requests and answers on their way: HEAD, compression in both directions, lost connections."""
 
 import zlib
 
-from anyio import to_thread
+from anyio import fail_after, to_thread
 from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,6 +12,7 @@ from pylongctx.serve.errors import ApiError, invalid
 GZIP = ("gzip", "x-gzip")
 LEVEL = 5  # of the compression of answers
 WRAPPED = 16 + zlib.MAX_WBITS  # zlib's number for gzip
+READER_PATIENCE = 60.0  # seconds for a client to read what is sent
 
 
 class Heads:
@@ -67,6 +68,18 @@ def _answer(*messages: Message) -> ASGIApp:
             await send(message)
 
     return app
+
+
+async def send_part(send: Send, part: bytes) -> None:
+    """Send a part of a body; TimeoutError when the client does not read for too long."""
+    with fail_after(READER_PATIENCE):  # asyncio.wait_for may lose a cancellation when the part was just sent
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def unpacked(body: bytes, encoding: str, most: int) -> bytes:

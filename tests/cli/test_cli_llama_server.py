@@ -105,7 +105,6 @@ def test_a_value_that_asks_for_what_is_done_anyway(made, capsys, words):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("--cache-reuse 256", "documents with --method full,spans=N, or --overflow evict_middle"),
         ("--kv-unified", "--kv-limit bounds their sum"),
         ("--tools all", "clients send tools in requests"),
         ("--device CUDA0", "CUDA_VISIBLE_DEVICES"),

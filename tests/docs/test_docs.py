@@ -226,6 +226,16 @@ def test_every_route_says_what_it_answers(hooks):
     assert all(len(answer.split()) > 2 for answer in answers)
 
 
+def test_fields_are_listed_with_the_routes_that_have_them(hooks):
+    need("server", "fastapi")
+    rows = dict(line[2:-2].split(" | ", 1) for line in hooks.fields().splitlines()[2:])
+    assert rows["`temperature`"] == " | all | "
+    assert rows["`best_of`"] == " | none | refused"
+    assert rows["`tools`"].endswith("`/v1/messages`, `/v1/responses`, `/api/chat` | refused")
+    assert rows["`max_tokens`"].startswith("`max_length`, `max_new_tokens`, `max_output_tokens`, `n_predict`")
+    assert rows["`input_suffix`"] == " | `/infill` | listed"
+
+
 def test_every_model_with_a_name_is_in_a_table(hooks):
     page = hooks.on_page_markdown(TEXTS["docs/models.md"])
     missing = [entry.name for entry in CATALOG.values() if f"| `{entry.name}` | `{entry.file}` |" not in page]

@@ -11,10 +11,10 @@ from needs import need
 from random_requests import small_blocks
 from session import assert_same
 
-from pylongctx import LlamaPromptLookupDecoding, LlamaRAMCache
+from pylongctx import LlamaPromptLookupDecoding, LlamaRAMCache, LlamaState
 from pylongctx.engine import session
 from pylongctx.engine.session import TAIL
-from pylongctx.errors import Aborted
+from pylongctx.errors import Aborted, InvalidInput
 from pylongctx.store.finder import Finder
 
 RECURRENT = ["qwen3next", "granitehybrid", "falcon-h1", "lfm2"]
@@ -199,6 +199,52 @@ def test_the_cache_of_states_gives_the_same_answers(start, name):
     llm.set_cache(LlamaRAMCache())
     for _ in range(2):
         assert [llm(prompt, max_tokens=12, temperature=0.0)["choices"] for prompt in prompts] == plain
+
+
+@pytest.mark.parametrize("more", [{}, {"swa_full": True}])
+@pytest.mark.parametrize("name", [*RECURRENT, *WINDOWS])
+def test_the_same_prompt_is_not_evaluated_again_after_a_restart(start, text, name, more):
+    """A state of a prompt and its answer leads back to the end of the prompt."""
+    llm = start(name, **more)
+    answer = greedy(llm, text[:N], 40)
+    state = LlamaState.from_bytes(llm.save_state().to_bytes())
+    want = logits_after(start(name, **more), text[:N])
+    for wanted, most in ((text[:N], TAIL), ([*text[: N - 3], *text[20:40]], TAIL + 20), ([*text[:N], *answer[:9]], 17)):
+        restored = start(name, **more)
+        restored.load_state(state)
+        assert cost(restored, wanted) <= most
+        if wanted == text[:N]:
+            assert_same(restored.session.last_logits, want, EXACT)
+
+
+@pytest.mark.parametrize("name", ["qwen3next", "gemma3"])
+def test_a_cache_of_states_leads_back_to_the_end_of_a_prompt(start, text, name):
+    llm, other = start(name), [text[0], *text[40:110]]  # begins with the same token
+    llm.set_cache(LlamaRAMCache())
+    for prompt in (text[:N], other):
+        llm(prompt, max_tokens=20, temperature=0.0, logit_bias={2: -100.0})
+    before = llm.session.n_evaluated
+    llm(text[:N], max_tokens=1, temperature=0.0)
+    assert llm.session.n_evaluated - before <= TAIL
+
+
+def test_damaged_checkpoints_are_refused(start, text):
+    llm = start("gemma3")
+    greedy(llm, text[:N], 20)
+    state = llm.save_state()
+    before = np.array([N - TAIL, 1], np.int32).tobytes()  # the position of a checkpoint, and its number of streams
+    at = state.llama_state.tobytes().rfind(before)
+    assert at > 0
+    for pos in (N - TAIL, N - TAIL - 1, N + 40, -5):
+        rows = state.llama_state.copy()
+        rows[at : at + 4] = np.array([pos], np.int32).view(np.uint8)
+        changed = LlamaState(state.input_ids, state.logits, rows, state.identity, state.ends)
+        if pos == N - TAIL:
+            llm.load_state(changed)
+            continue
+        with pytest.raises(InvalidInput, match="the saved state"):
+            llm.load_state(changed)
+        assert llm.n_tokens == llm.session.n_past == 0
 
 
 def test_a_state_that_cannot_be_cut_does_not_replace_what_can(start, text):

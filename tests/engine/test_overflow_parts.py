@@ -21,7 +21,7 @@ pytestmark = pytest.mark.check
         ({"overflow": "shift"}, "overflow must be 'error' or 'evict_middle', not 'shift'"),
         ({"overflow": "h2o"}, "not 'h2o': an eviction rule is part of the method, such as 'longheads+h2o'"),
         ({"method": None}, "not llama.cpp's own KV cache (method=None)"),
-        ({"method": "longheads"}, "not 'longheads': use method='full', or overflow='error'"),
+        ({"method": "longheads"}, "not 'longheads': use method='full', or leave it out"),
         ({"method": "corm"}, "not 'corm"),
         ({"method": Full(spans=1)}, "not 'full,spans=1'"),
         ({"embedding": True}, "cannot be combined with embedding or vocab_only"),

@@ -70,6 +70,10 @@ def test_what_cannot_be_cut_goes_on(name, tmp_path):
         want, n = complete([*first, *said, *more])
         assert n == len(more) + 1
         complete(title)
+        again, n = complete([*first, *said, *more])  # the same prompt, whose answer is in memory too
+        assert again == want and n <= TAIL
+        complete(title)
+        assert complete([*first[:-3], 7, 8, 9])[1] <= TAIL + 3  # another end, as without the reasoning of an answer
         server.erase()
         assert complete([*first, *said, *more])[0] == want
 

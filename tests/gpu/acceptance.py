@@ -67,6 +67,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     add("--layers", type=int, default=speed.N_LAYER, help="layers: as many at most are timed together")
     add("--repeats", type=int, default=10, help="layers: runs whose median is taken")
     add("--every", type=int, default=1, help="ops: every Nth case only")
+    add("--named", default="", help="ops: cases with this in their names only, such as f16")
     add(
         "--workers",
         type=int,
@@ -107,7 +108,7 @@ def why_not(device: str | None) -> str:
 
 def run_ops(args: argparse.Namespace) -> Iterator[Check]:
     print(f"ops: seed {args.seed}", file=sys.stderr)
-    yield from checks.check_ops(args.device, args.seed, args.every, each=each_in(args.workers))
+    yield from checks.check_ops(args.device, args.seed, args.every, each=each_in(args.workers), named=args.named)
 
 
 def run_models(args: argparse.Namespace, n_gpu_layers: int = EVERY_LAYER) -> Iterator[Check]:

@@ -170,8 +170,9 @@ GROUPS: tuple[Group, ...] = (
 
 
 def check_ops(
-    device: str, seed: int, every: int = 1, groups: Iterable[Group] = GROUPS, each: Callable[..., Iterable] = map
-) -> Iterator[Check]:
+    device: str, seed: int, every: int = 1, groups: Iterable[Group] = GROUPS, each: Callable[..., Iterable] = map,
+    named: str = "",
+) -> Iterator[Check]:  # fmt: skip
     """Compare a device with the CPU on fresh random inputs; yields a check per group and KV types.
 
     Parameters
@@ -182,9 +183,12 @@ def check_ops(
         Take only one case in ``every``.
     each : callable
         Maps a function over cases: `map`, or `workers.each_in`.
+    named : str
+        Take only cases with this in their names.
     """
     for name, cases, compare in groups:
-        chosen = [replace(case, seed=case.seed + seed) for case in list(cases)[::every]]
+        of_name = [case for case in cases if named in case.name]
+        chosen = [replace(case, seed=case.seed + seed) for case in of_name[::every]]
         checks: dict[str, Check] = {}
         for case, done in zip(chosen, each(partial(check_case, device, compare), chosen), strict=True):
             types = f"{name} {case.type_k if case.type_k == case.type_v else 'mixed'}"

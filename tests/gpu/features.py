@@ -121,7 +121,7 @@ FEATURES: dict[str, tuple[Callable[..., None], tuple[str, ...]]] = {
     "offload": (check_offload, ("longheads",)),
     "compress": (check_compress, ("kvzip", "snapkv")),
     "draft": (check_draft, ("longheads", "longheads,window=64")),
-    "types": (check_types, ("f16", "bf16", "q8_0", "q5_1", "q4_0")),
+    "types": (check_types, ("f16", "bf16", "q8_0", "q5_1", "q4_0", "iq4_nl")),
 }
 
 

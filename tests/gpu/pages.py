@@ -10,6 +10,8 @@ from report import table
 PAGE = ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- short runs -->", "<!-- short runs: end -->"
 PHASES = {"decode": "one token", "prefill": "prefill of 512 tokens"}
+SPECIAL = {"layers recorded": " of a text", "layers wgmma": " by wgmma"}  # steps whose layers have lines of their own
+RESULTS = {"results": "Cases of sub-ops as on the CPU", "results wgmma": "By wgmma"}
 COUNTERS = ("us", "registers", "warps %", "f16 products %", "int8 products %", "shared memory %", "memory %")
 
 Line = Mapping[str, Any]
@@ -42,8 +44,9 @@ def section(lines: Sequence[Line]) -> Iterator[str]:
     of = [card["card"], f"driver {card['driver']}" if card["driver"] else "", f"CUDA {card['cuda']}", card["date"]]
     yield f"{', '.join(filter(None, of))}; `python tests/gpu/short_run.py`."
     results = {line["step"]: line["result"] for line in lines[1:] if "result" in line}
-    if "results" in results:
-        yield right(results["results"]["checks"])
+    for name, words in RESULTS.items():
+        if name in results:
+            yield f"{words}: {right(results[name]['checks'])}."
     layers = [(name, part) for name, one in results.items() if name.startswith("layers") for part in one["layers"]]
     for phase, words in PHASES.items():
         if rows := list(layer_rows([(name, one) for name, one in layers if one["phase"] == phase])):
@@ -61,7 +64,7 @@ def section(lines: Sequence[Line]) -> Iterator[str]:
 def right(checks: Sequence[Line]) -> str:
     """Return how many cases the card computes as the CPU does."""
     n, refused, wrong = (sum(check[name] for check in checks) for name in ("n", "refused", "wrong"))
-    return f"Cases of sub-ops as on the CPU: {n - refused - wrong} right, {wrong} wrong, {refused} not served."
+    return f"{n - refused - wrong} right, {wrong} wrong, {refused} not served"
 
 
 def methods(layers: Sequence[tuple[str, Line]]) -> list[str]:
@@ -70,12 +73,12 @@ def methods(layers: Sequence[tuple[str, Line]]) -> list[str]:
 
 def layer_rows(layers: Sequence[tuple[str, Line]]) -> Iterator[list[str]]:
     """Yield a row per depth and type: microseconds of stock and of every method."""
-    keys = dict.fromkeys((name == "layers recorded", one["depth"], one["kv"]) for name, one in layers)
+    keys = dict.fromkeys((SPECIAL.get(name, ""), one["depth"], one["kv"]) for name, one in layers)
     for key in keys:
-        here = [one for name, one in layers if (name == "layers recorded", one["depth"], one["kv"]) == key]
+        here = [one for name, one in layers if (SPECIAL.get(name, ""), one["depth"], one["kv"]) == key]
         steps = {one["method"]: one["step"] for one in here}
         stock = min(one["stock"] for one in here)
-        depth = f"{key[1]} rows{' of a text' if key[0] else ''}"
+        depth = f"{key[1]} rows{key[0]}"
         yield [depth, key[2], number(stock), *(number(steps.get(method)) for method in methods(layers))]
 
 

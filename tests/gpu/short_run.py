@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -42,12 +42,18 @@ class Step:
     ----------
     words : tuple of str
         Options of ``acceptance.py``; of a step with ``profiled`` method, type, rows and tokens.
+    after : str
+        A step that must have found everything right; empty: none.
+    wgmma : bool
+        Whether prompts are multiplied by warpgroups, which a card of compute capability 9.0 has.
     """
 
     name: str
     limit: int
     words: tuple[str, ...]
     profiled: bool = False
+    after: str = ""
+    wgmma: bool = False
 
 
 def layers(kv: str, depth: int, limit: int) -> Step:
@@ -70,6 +76,8 @@ STEPS = (
     Step("results", 90, ("--section", "ops", "--every", "10", "--workers", "8")),
     layers("f16", 8192, 30),
     layers("f16", 32768, 45),
+    Step("results wgmma", 60, ("--section", "ops", "--named", "f16", "--workers", "8"), wgmma=True),
+    replace(layers("f16", 32768, 45), name="layers wgmma", after="results wgmma", wgmma=True),
     layers("q8_0", 32768, 45),
     layers("f16", 131072, 60),
     whole("f16", 32768, 90),
@@ -114,10 +122,11 @@ def command(step: Step, to: Path) -> list[str]:
     return [sys.executable, str(ACCEPTANCE), *step.words, "--json", str(to)]
 
 
-def run_limited(words: Sequence[str], log: Path, limit: float) -> int | None:
+def run_limited(words: Sequence[str], log: Path, limit: float, wgmma: bool = False) -> int | None:
     """Run a command and what it starts; None when they were ended after ``limit`` seconds."""
+    env = os.environ | {"LCTX_CUDA_WGMMA": str(int(wgmma))}
     with log.open("w") as text:
-        process = subprocess.Popen(words, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(words, stdout=text, stderr=subprocess.STDOUT, start_new_session=True, env=env)
         try:
             return process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -133,7 +142,7 @@ def run_step(step: Step, folder: Path, left: float) -> dict[str, Any]:
     line = {"step": step.name, "limit": step.limit}
     if step.profiled and not counters.profiler():
         return line | {"seconds": 0.0, "error": "ncu is not there"}
-    status = run_limited(command(step, to), to.with_suffix(".txt"), limit)
+    status = run_limited(command(step, to), to.with_suffix(".txt"), limit, step.wgmma)
     line |= {"seconds": round(monotonic() - start, 1), "status": status}
     if status is None:
         return line | {"error": f"no result after {limit:.0f} s"}
@@ -145,9 +154,21 @@ def run_step(step: Step, folder: Path, left: float) -> dict[str, Any]:
 def steps_of(args: argparse.Namespace) -> Iterator[Step]:
     """Yield the steps to run, in their order."""
     for step in DRY if args.dry else STEPS:
+        if step.wgmma and not has_wgmma():
+            continue
         yield step
         if args.rows and step.name in RANDOM:
             yield recorded(args.rows, step)
+
+
+def has_wgmma() -> bool:
+    """Whether the card has products of warpgroups, and the build code for them."""
+    from gpu.speed import ask_gpus
+    from pylongctx._lib import build_info
+
+    codes = [code.removesuffix("-real") for code in build_info()["cuda"] or []]
+    (capability,), *_ = ask_gpus("compute_cap") or [("",)]
+    return capability == "9.0" and "90a" in codes and "90" not in codes
 
 
 def card() -> dict[str, str]:
@@ -168,13 +189,19 @@ def run(args: argparse.Namespace) -> int:
     """Run the steps, one line each."""
     args.out.mkdir(parents=True, exist_ok=True)
     lines, end, good = args.out / "lines.jsonl", monotonic() + args.seconds, True
+    right = {""}  # steps
     with lines.open("w") as file:
         print(json.dumps({"step": "card"} | card()), file=file, flush=True)
         for step in steps_of(args):
             if (left := end - monotonic()) < LEAST:
                 print(f"{step.name}: no time is left", file=sys.stderr)
                 continue
-            line = run_step(step, args.out, left)
+            if step.after in right:
+                line = run_step(step, args.out, left)
+            else:
+                error = f"{step.after} did not find everything right"
+                line = {"step": step.name, "limit": step.limit, "seconds": 0.0, "error": error}
+            right |= {step.name} if line.get("status") == 0 else set()
             print(json.dumps(line), file=file, flush=True)
             good = good and ("result" in line or step.profiled) and not line.get("status")
             print(f"{step.name}: {line.get('error', 'done')}, {line['seconds']} s of {step.limit}", file=sys.stderr)

@@ -46,7 +46,7 @@ CHUNKED = {
     ),
 }
 ALL = METHODS | CHUNKED
-TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 IDLE = {
     "corm-recent": "corm,window=1,recent=200,evict_every=1",
     "corm-window": "corm,window=201,recent=0,evict_every=1",

@@ -65,6 +65,7 @@ def test_gpus_with_less_or_more_shared_memory(monkeypatch, kib, kv_type, n_token
 @pytest.mark.parametrize(("method", "types"), [
     (Full(), ("f16", "f16")), (Window(100, 1500), ("f16", "f16")), (Full(), ("q8_0", "q8_0")),
     (Full(), ("f16", "q4_0")), (Full(), ("bf16", "q5_1")), (Full(), ("q8_0", "f32")),
+    (Full(), ("iq4_nl", "iq4_nl")),
 ])  # fmt: skip
 def test_most_blocks_of_a_long_text_are_read_whole(monkeypatch, kib, method, types, n_tokens):
     """By every column, without a mask: a loop of its own, for one or two blocks that are on their way."""
@@ -76,7 +77,7 @@ def test_most_blocks_of_a_long_text_are_read_whole(monkeypatch, kib, method, typ
         assert_same(got, want, max(TOLERANCE, case.tolerance))
 
 
-@pytest.mark.parametrize("kv_type", [name for name in TOLERANCES if name.startswith("q")])
+@pytest.mark.parametrize("kv_type", [name for name in TOLERANCES if "q" in name])
 def test_rows_of_few_bits_become_the_nearest_halves(emulated, kv_type):
     """A query that reads one row gives it back; every second row of three blocks begins between two words."""
     few = {"n_rows": 4, "n_tokens": 4, "n_head": OP_CASES[0].n_head_kv}  # columns whose factors the CPU does not round
@@ -120,7 +121,7 @@ def test_sums_of_large_values_are_finite(kv_type):
     assert_same(got, want, TOLERANCE)
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q5_1"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q5_1", "iq4_nl"])
 def test_values_beyond_a_half_are_stored_as_the_largest(emulated, kv_type):
     case = replace(OP_CASES[0], n_rows=100, n_tokens=3, type_k="f32", type_v=kv_type)
     x = make_inputs(case)
@@ -147,10 +148,11 @@ def test_keys_are_stored_without_their_center(emulated, kv_type):
     assert_same(cuda_lse, cpu_lse, max(TOLERANCE, case.tolerance))
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "iq4_nl"])
 @pytest.mark.parametrize("n_tokens", [1, 20])
-def test_a_key_that_is_nan_is_not_hidden(emulated, n_tokens):
+def test_a_key_that_is_nan_is_not_hidden(emulated, n_tokens, kv_type):
     """Each query that reads it gives NaN, also where parts of the rows are merged; the other KV head is unaffected."""
-    case = replace(OP_CASES[0], n_rows=700, n_tokens=n_tokens, n_head=2, n_head_kv=2, lse=True)
+    case = replace(OP_CASES[0], n_rows=700, n_tokens=n_tokens, n_head=2, n_head_kv=2, lse=True, type_k=kv_type)
     x = make_inputs(case)
     x.k[300, 0] = np.nan
     cuda, cuda_lse = run_native(case, x)

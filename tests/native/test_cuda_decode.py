@@ -50,7 +50,7 @@ def test_chunks_equal_the_oracle(name):
 @pytest.mark.parametrize("dims", [(8, 64), (64, 72), (128, 128), (192, 128), (256, 256), (264, 520), (576, 512)])
 def test_heads_of_every_width(dims, types, n_tokens):
     """And as many tokens as the tensor cores take over; where a head has no row twice as long as a lane has room."""
-    dim_k, dim_v = (-(-dim // 32) * 32 if kind.startswith("q") else dim for dim, kind in zip(dims, types, strict=True))
+    dim_k, dim_v = (-(-dim // 32) * 32 if "q" in kind else dim for dim, kind in zip(dims, types, strict=True))
     case = chunk_case("wide", n_rows=113, n_head=2, n_head_kv=1, head_dim_k=dim_k, head_dim_v=dim_v, n_ubatch=n_tokens,
                       type_k=types[0], type_v=types[1], method=LongHeads(16, 80))  # fmt: skip
     check(case)

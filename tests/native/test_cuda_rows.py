@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("emulated")
 
 
 @thin
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"])
 @pytest.mark.parametrize("heads", [(1, 1), (8, 2), (14, 2), (8, 1), (9, 1)])
 @pytest.mark.parametrize("dims", [(32, 64), (128, 128), (192, 128), (256, 512), (576, 512)])
 def test_a_text_that_is_read_token_by_token_equals_the_oracle(dims, heads, kv_type):
@@ -59,7 +59,7 @@ def test_every_method_reads_the_row_that_it_writes(emulated, name, kv_type):
 
 
 @thin
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_1"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_1", "iq4_nl"])
 @pytest.mark.parametrize("dims", [(32, 64), (96, 40), (128, 128), (256, 256)])
 @pytest.mark.parametrize("heads", [(2, 2), (8, 2), (19, 1)])
 @pytest.mark.parametrize("method", [
@@ -68,7 +68,7 @@ def test_every_method_reads_the_row_that_it_writes(emulated, name, kv_type):
 ])  # fmt: skip
 def test_a_row_and_its_index_are_written_while_chunks_are_scored(method, heads, dims, kv_type):
     """With few columns of a list, and with many. Where tokens come in fives, *store* writes before."""
-    dims = [-(-dim // 32) * 32 if kv_type.startswith("q") else dim for dim in dims]
+    dims = [-(-dim // 32) * 32 if "q" in kv_type else dim for dim in dims]
     case = chunk_case("rows", n_rows=131, n_head=heads[0], n_head_kv=heads[1], head_dim_k=dims[0], head_dim_v=dims[1],
                       type_k=kv_type, type_v=kv_type, n_ubatch=1, method=method)  # fmt: skip
     x = make_inputs(case)

@@ -1,6 +1,5 @@
 """What the CUDA kernels do, counted where the CPU runs them: bytes copied, barriers, products and launches."""
 
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -14,20 +13,6 @@ from oracle_chunks import LongHeads
 DIM, COLUMNS, ROWS, WARPS = 128, 64, 64, 4
 ROW_BYTES = {"f16": 2 * DIM, "q8_0": DIM // 32 * 34, "q4_0": DIM // 32 * 18}
 PRODUCT = 16 * 8 * 16  # multiplications
-
-
-@pytest.fixture
-def launches(emulated, monkeypatch, tmp_path):
-    """Return a function that gives, and forgets, what was launched."""
-    log = tmp_path / "launches.jsonl"
-    monkeypatch.setenv("LCTX_EMULATED_LOG", str(log))
-
-    def take() -> list[dict]:
-        done = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-        log.unlink()
-        return done
-
-    return take
 
 
 @pytest.mark.parametrize(("n_rows", "n_tokens"), [(257, 65), (1100, 128), (1500, 33)])

@@ -8,12 +8,21 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
-from needs import lacks
+from llamas import F32, new
+from needs import lacks, need
 from test_abi import exported_symbols
+from test_weights import FEATURES, OPENED, VNNI
+from tiny_gguf import requantized
+
+httpx = need("server", "httpx")
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "build" / "tools"
@@ -241,16 +250,26 @@ def test_a_bad_method_in_the_environment_fails_with_the_reason(embedded_model, t
 # ---- upstream's tools ----
 
 
-def tool(kind: str, name: str, *arguments: object, method: str | None = None) -> str:
-    """Return what ``build/tools/KIND/NAME`` prints."""
+def command(kind: str, name: str, *arguments: object) -> list[str]:
+    """Return the command of ``build/tools/KIND/NAME``."""
     path = TOOLS / kind / name
     if not path.is_file():
         lacks("tools", f"{path.relative_to(ROOT)} is not built")
-    outer = {key: value for key, value in os.environ.items() if key != "LCTX_METHOD"}
-    environment = outer | ({"LCTX_METHOD": method} if method else {})
     # one thread: upstream's threads wait by spinning, which is slow where other programs run
-    command = [str(path), "-t", "1", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return [str(path), "-t", "1", *map(str, arguments)]
+
+
+def environment(method: str | None = None, **more: str) -> dict[str, str]:
+    outer = {key: value for key, value in os.environ.items() if not key.startswith(("LCTX_", "LLAMA_"))}
+    return outer | ({"LCTX_METHOD": method} if method else {}) | more
+
+
+def tool(kind: str, name: str, *arguments: object, method: str | None = None, **variables: str) -> str:
+    """Return what ``build/tools/KIND/NAME`` prints."""
+    words = command(kind, name, *arguments)
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, env=environment(method, **variables), input=""
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout + done.stderr
 
@@ -288,3 +307,100 @@ def test_a_method_changes_the_perplexity_beyond_the_trained_context(perplexity):
 def test_llama_bench_runs_with_a_method(embedded_model, method):
     out = tool("patched", "llama-bench", "-m", embedded_model, "-p", 64, "-n", 4, "-r", 1, "-o", "json", method=method)
     assert [row["n_prompt"] for row in json.loads(out[out.index("[") : out.rindex("]") + 1])] == [64, 0]
+
+
+@contextmanager
+def tool_server(
+    model: Path, folder: Path, *arguments: object, method: str | None = None, **variables: str
+) -> Iterator["httpx.Client"]:
+    """Run the patched llama-server on a socket of a folder, and return a client of it."""
+    address = folder / "server.sock"
+    words = command("patched", "llama-server", "-m", model, "--host", address, "-np", 1, *arguments)
+    log = folder / "server.log"
+    env = environment(method, **variables)
+    with log.open("w") as output, subprocess.Popen(words, stdout=output, stderr=output, env=env) as one:
+        transport = httpx.HTTPTransport(uds=str(address))
+        try:
+            with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as client:
+                end = time.monotonic() + 60
+                while not answers(client):
+                    assert one.poll() is None and time.monotonic() < end, log.read_text()[-2000:]
+                    time.sleep(0.1)
+                yield client
+        finally:
+            one.kill()
+
+
+def answers(client: "httpx.Client") -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_llama_server_answers_with_a_method_as_the_package_does(embedded_f32, tmp_path, method):
+    """To a text longer than the 512 trained positions, of which methods read different parts."""
+    prompt = [3 + (i * i) % 1000 for i in range(700)]
+    length = {"llama.context_length": 1024}  # the server gives a text no more than the model says
+    with new(embedded_f32, method=method, n_ctx=1024, kv_overrides=length, **F32) as llm:
+        expected = llm(prompt, max_tokens=12, temperature=0)["choices"][0]["text"]
+    given = {"prompt": prompt, "n_predict": 12, "temperature": 0}
+    words = ("-c", 1024, "-ctk", "f32", "-ctv", "f32", "--override-kv", "llama.context_length=int:1024")
+    with tool_server(embedded_f32, tmp_path, *words, method=method) as client:
+        assert client.post("/completion", json=given).json()["content"] == expected
+
+
+def test_llama_server_names_a_bad_method(embedded_model, tmp_path):
+    words = command("patched", "llama-server", "-m", embedded_model, "--host", tmp_path / "server.sock", "-np", 1)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment("no-such-method"))
+    assert done.returncode > 0  # not a signal
+    assert "no-such-method" in done.stdout + done.stderr
+
+
+def test_llama_cli_answers_with_a_method_as_the_package_does(embedded_f32):
+    question, method = "It was the best of times, it was the " * 30, METHODS[1]
+    with new(embedded_f32, method=method, n_ctx=1024, **F32) as llm:
+        asked = [{"role": "user", "content": question}]
+        answer = llm.create_chat_completion(asked, max_tokens=12, temperature=0)
+    words = ("-c", 1024, "-ctk", "f32", "-ctv", "f32", "-n", 12, "--temp", 0, "-st", "--simple-io", "-p", question)
+    out = tool("patched", "llama-cli", "-m", embedded_f32, *words, method=method)
+    assert answer["choices"][0]["message"]["content"].strip() in out
+
+
+SHORT = {  # what each program does with a model until it ends
+    "llama-cli": ("-c", 64, "-n", 1, "-st", "--simple-io", "-p", "a", "-v"),
+    "llama-bench": ("-p", 4, "-n", 0, "-r", 1, "-v"),
+    "llama-perplexity": ("-f", ROOT / "bench" / "emma.txt", "-c", 64, "-b", 64, "--chunks", 1, "-v"),
+}
+
+
+def log_of(name: str, model: Path, folder: Path, **variables: str) -> str:
+    """Return what a patched program logs about the model that it opens."""
+    if name in SHORT:
+        return tool("patched", name, "-m", model, *SHORT[name], **variables)
+    with tool_server(model, folder, "-c", 64, "-v", **variables):
+        return (folder / "server.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def quantized(embedded_f32, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "q4_0.gguf"
+    return requantized(path, embedded_f32, gguf.GGMLQuantizationType.Q4_0)
+
+
+@pytest.mark.parametrize("name", ["llama-server", *SHORT])
+@pytest.mark.parametrize("switch", ["1", "0"])
+def test_products_of_weights_are_linked_into_each_tool(quantized, tmp_path, name, switch):
+    """As in the package with the same switch: ours leave weights as they are, which ggml repacks."""
+    log = log_of(name, quantized, tmp_path, LCTX_WEIGHTS=switch)
+    opened = subprocess.run(
+        [sys.executable, "-c", OPENED, str(quantized)],
+        env=environment(LCTX_WEIGHTS=switch), capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "model buffer size" in log
+    assert "model buffer size" in opened.stderr
+    found = ["CPU_REPACK model buffer size" in text for text in (log, opened.stderr)]
+    assert found[0] == found[1]
+    if VNNI and "REPACK = 1" in FEATURES:  # where ours are the faster ones for Q4_0
+        assert found[0] == (switch == "0")

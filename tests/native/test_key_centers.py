@@ -100,7 +100,7 @@ def test_logits_are_those_of_llama_cpp(biased):
         assert error(logits(biased, method, "f32")[:64], right[:64]) < LOGIT_TOLERANCE
 
 
-@pytest.mark.parametrize("kv", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
+@pytest.mark.parametrize("kv", ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"])
 def test_few_bits_keep_the_keys(biased, kv):
     """Less is lost than where nothing is subtracted: with dca, whose queries see keys under several angles."""
     right = logits(biased, "full", "f32")

@@ -25,7 +25,7 @@ METHODS = {
 }
 # When the oracle rounds rows too, two things remain: float rounding, and a tie in the rounding that falls the other way
 # here and there, which is as large as one step of the type. So the median is tight whatever the type.
-TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 MEDIAN, STEP = 5e-5, 2e-2
 
 
@@ -72,7 +72,7 @@ def rounding_logits(path, tokens, method, type_k: str, type_v: str, blocks: tupl
 @pytest.mark.parametrize("method", METHODS)
 def test_every_kv_type_equals_the_rounding_oracle(model_path, tokens, method, type_k, type_v):
     path, tokens, method = model_path("llama-wide"), tokens[:100], METHODS[method]
-    blocks = tuple(64 if name.startswith("q") else 0 for name in (type_k, type_v))
+    blocks = tuple(64 if "q" in name else 0 for name in (type_k, type_v))
     assert blocks == oracle.hadamard_blocks(type_k, 64, type_v, 64)
     want = rounding_logits(path, tokens, method, type_k, type_v, blocks)
     got = evaluate(path, method.text(), tokens, n_ctx=100, n_ubatch=FEW_TOKENS, type_k=type_k, type_v=type_v)

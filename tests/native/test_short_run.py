@@ -54,6 +54,24 @@ def test_a_step_beyond_its_limit_is_ended_and_the_next_one_runs(tmp_path, monkey
     assert quick["result"] == {"x": 1}
 
 
+def test_what_was_not_right_is_not_timed(tmp_path, monkeypatch):
+    """With products of warpgroups, on cards that have them: the environment asks for them in these steps alone."""
+    monkeypatch.setattr(short_run, "command", lambda step, to: ["sh", "-c", step.words[0].format(to)])
+    asked = "echo $LCTX_CUDA_WGMMA > {}; exit "
+    steps = [short_run.Step("plain", 9, (f"{asked} 0",)), short_run.Step("right", 9, (f"{asked} 0",), wgmma=True),
+             short_run.Step("timed", 9, (f"{asked} 0",), after="right", wgmma=True),
+             short_run.Step("wrong", 9, (f"{asked} 1",), wgmma=True),
+             short_run.Step("not timed", 9, (f"{asked} 0",), after="wrong", wgmma=True)]  # fmt: skip
+    monkeypatch.setattr(short_run, "has_wgmma", lambda: True)
+    status, lines = run(tmp_path, steps, monkeypatch)
+    assert status == 1
+    assert [line.get("result") for line in lines[1:]] == [0, 1, 1, 1, None]
+    assert lines[-1]["error"] == "wrong did not find everything right"
+    monkeypatch.setattr(short_run, "has_wgmma", lambda: False)
+    _, lines = run(tmp_path, steps, monkeypatch)
+    assert [line["step"] for line in lines] == ["card", "plain"]
+
+
 def test_no_step_begins_when_time_is_over(tmp_path, monkeypatch):
     card = short_run.card() | {"step": "card"}
     assert run(tmp_path, short_run.DRY, monkeypatch, seconds=1.0) == (0, [card])
@@ -119,6 +137,16 @@ def test_a_section_replaces_that_of_the_same_card():
     assert "| 20.0      | 15.0 | 123       |" in page
     assert "Without a result: model (no result after 9 s)." in page
     assert pages.merged(page, lines) == page
+
+
+def test_layers_by_wgmma_have_lines_of_their_own():
+    layers = [{"layers": [LAYER | {"method": "full", "step": step}]} for step in (15.04, 9.5)]
+    lines = [CARD, {"step": "results wgmma", "result": {"checks": [{"n": 9, "refused": 2, "wrong": 1}]}},
+             {"step": "layers f16 8192", "result": layers[0]},
+             {"step": "layers wgmma", "result": layers[1]}]  # fmt: skip
+    page = pages.merged(PAGE, lines)
+    assert "By wgmma: 6 right, 1 wrong, 2 not served." in page
+    assert [line.split()[-2] for line in page.splitlines() if line.startswith("| 8192 rows")] == ["15.0", "9.5"]
 
 
 def test_a_page_without_markers_or_a_run_without_a_card_is_refused():

@@ -258,7 +258,7 @@ def test_the_last_layer_is_on_the_device_and_the_first_on_the_cpu(device, folder
 
 
 @pytest.mark.parametrize("method", ["full", LONGHEADS])
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q5_0"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q5_0", "iq4_nl"])
 def test_sequences_are_copied_saved_and_loaded(device, folder, tokens, kv_type, method):
     options = {"n_ctx": 256, "n_gpu_layers": -1, "type_k": kv_type, "type_v": kv_type}
     with open_llama(make(folder, "llama"), method, **options) as llm:

@@ -18,7 +18,7 @@ SAME = {  # taken as they are: the option, and how many values follow
     "--chat-template-file": 1, "--reasoning": 1, "--jinja": 0, "--swa-full": 0, "--lora": 1, "-ctk": 1, "-ctv": 1,
     "-fa": 1, "--embedding": 0, "--metrics": 0, "--cont-batching": 0, "--grp-attn-n": 1, "--grp-attn-w": 1,
     "--verbose": 0, "--slots": 0, "--no-slots": 0, "--slot-save-path": 1, "--no-ui": 0,
-    "--reasoning-format": 1, "--context-shift": 0,
+    "--reasoning-format": 1, "--context-shift": 0, "--tags": 1,
 }  # fmt: skip
 WITHOUT_MEANING = {"--offline", "--no-jinja", "--kv-unified"}  # nothing is fetched; named formats are read as Jinja too
 

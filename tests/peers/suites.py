@@ -73,6 +73,7 @@ def run_module(root: Path, suite: str, module: str, models: Path) -> list[Outcom
         "PYTHONPATH": os.pathsep.join(path),
         "LCTX_PEER_MODELS": str(models),
         "LLAMA_SERVER_BIN_PATH": str(HERE / "llama_server.py"),
+        "LCTX_PEER_PYTHON": sys.executable,
     }  # fmt: skip
     options = ["-q", "-p", "local_models", "-p", "no:cacheprovider", "-m", "not slow", "--tb=short"]
     command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", file]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from needs import need
-from page import COUNT, TEMPLATE, Keys
+from page import COUNT, TEMPLATE, Keys, opened
 from serving import forced, running
 
 need("server", "fastapi", "httpx")
@@ -64,15 +64,48 @@ def writing(page, server, monkeypatch):
 # ---- one tab ----
 
 
-def test_a_reload_keeps_what_was_written_and_says_nothing_wrong(page, server, monkeypatch):
+def is_busy(server):
+    return any(slot["is_processing"] for slot in server.http.get("/slots").json())
+
+
+def test_a_reload_goes_on_with_the_answer(page, server, monkeypatch):
     writing(page, server, monkeypatch)
-    page.until(lambda: len(page.answer()) > 400)  # some of it was kept
+    for n in (400, 800):
+        page.until(lambda n=n: len(page.answer()) > n)
+        page.reload()
+        page.until(lambda: page.all(".answer.running") and page.answer())
+    assert is_busy(server)
+    found = page.answered()
+    assert found.strip() == COUNT
+    assert "stopped" not in page.text(".stats")
     page.reload()
-    page.until(lambda: page.all(".answer") and page.answer())
-    assert "stopped" in page.text(".stats")
-    assert not page.find(".trouble").is_displayed()
-    assert not page.find("#notice").is_displayed()
-    page.until(lambda: not any(slot["is_processing"] for slot in server.http.get("/slots").json()))
+    assert texts(page, 1) == [found]
+    assert [request["request"]["url"] for request in page.requests()].count(f"{server.url}/v1/chat/completions") == 1
+
+
+def test_an_answer_that_goes_on_after_a_reload_is_stopped(page, server, monkeypatch):
+    writing(page, server, monkeypatch)
+    page.until(lambda: len(page.answer()) > 400)
+    page.reload()
+    page.until(lambda: page.all(".answer.running") and page.answer())
+    page.find("#stop").click()
+    found = page.answered()
+    assert COUNT.startswith(found.strip())
+    page.until(lambda: not is_busy(server))
+    page.reload()
+    assert texts(page, 1) == [found]
+
+
+def test_a_reload_keeps_what_was_written_and_says_nothing_wrong(driver, monkeypatch):
+    with running(n_ctx=8192, settings={"rejoin": 0.0}, chat_format=TEMPLATE) as server, opened(driver, server) as page:
+        writing(page, server, monkeypatch)
+        page.until(lambda: len(page.answer()) > 400)  # some of it was kept
+        page.reload()
+        page.until(lambda: page.all(".answer") and page.answer())
+        assert "stopped" in page.text(".stats")
+        assert not page.find(".trouble").is_displayed()
+        assert not page.find("#notice").is_displayed()
+        page.until(lambda: not is_busy(server))
 
 
 def test_a_reload_opens_the_same_conversation(page):

@@ -463,22 +463,99 @@ def test_thoughts_are_counted(monkeypatch, streamed):
         assert usage["completion_tokens_details"] == {"reasoning_tokens": counted}
 
 
-@pytest.mark.parametrize("n", [0, 7])
-def test_reasoning_ends_after_its_budget(n):
-    """The model would reason for ever, since it always says the same word."""
+@pytest.fixture
+def endless():
+    """A server whose model always says the same word: it would reason for ever. Return it, and fields of requests."""
     begun = "{{- '<|im_start|>assistant\\n<think>\\n' }}"
     with running(n_seq=1, chat_format=THINKING.replace("{{- '<|im_start|>assistant\\n' }}", begun)) as server:
-        limit_reasoning(server.host.templates, n)
-        word, closing = server.host.tokens("It was the")[-1], server.host.tokens("</think>")
-        body = {"messages": ASKED, "max_tokens": 40, "logit_bias": {str(word): 100}, "temperature": 0}
-        message = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
-        assert message.get("reasoning_content", "").count("the") == n
-        assert message["content"].count("the") == 40 - n - len(closing)
-        form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
-        body |= {"response_format": form, "max_tokens": 90}
-        message = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
-        assert message.get("reasoning_content", "").count("the") == n
-        assert message["content"].lstrip().startswith("{")
+        word = server.host.tokens("It was the")[-1]
+        yield server, {"max_tokens": 40, "logit_bias": {str(word): 100}, "temperature": 0}
+
+
+def thoughts(server, path, body):
+    """Return how often the model says its word in its reasoning and in its text."""
+    found = server.http.post(path, json=body)
+    assert found.status_code == 200, found.text
+    if path == "/v1/chat/completions":
+        message = found.json()["choices"][0]["message"]
+        texts = [message.get("reasoning_content", ""), message["content"]]
+    elif path == "/v1/messages":
+        said = {part["type"]: part.get("thinking", part.get("text")) for part in found.json()["content"]}
+        texts = [said.get("thinking", ""), said.get("text", "")]
+    else:
+        items = {item["type"]: item["content"][0]["text"] for item in found.json()["output"]}
+        texts = [items.get("reasoning", ""), items.get("message", "")]
+    return [text.count("the") for text in texts], found.headers.get("x-unserved-fields", "")
+
+
+@pytest.mark.parametrize("n", [0, 7])
+def test_reasoning_ends_after_its_budget(endless, n):
+    server, options = endless
+    limit_reasoning(server.host.templates, n)
+    closing = len(server.host.tokens("</think>"))
+    body = {"messages": ASKED, **options}
+    assert thoughts(server, "/v1/chat/completions", body)[0] == [n, 40 - n - closing]
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    body |= {"response_format": form, "max_tokens": 90}
+    message = server.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert message.get("reasoning_content", "").count("the") == n
+    assert message["content"].lstrip().startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "n"),
+    [
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 5}}, 5),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 0}}, 0),
+        ("/v1/messages", {"thinking": {"type": "enabled"}}, 40),
+        ("/v1/messages", {"thinking_budget_tokens": 3}, 3),
+        ("/v1/responses", {"reasoning": {"effort": None, "max_tokens": 4}}, 4),
+        ("/v1/responses", {"thinking_token_budget": 3}, 3),
+        ("/v1/chat/completions", {"reasoning": {"max_tokens": 6}}, 6),
+        ("/v1/chat/completions", {"reasoning_budget_tokens": 2, "reasoning": {"enabled": True}}, 2),
+        ("/v1/chat/completions", {"reasoning_budget_tokens": -1}, 40),
+    ],
+)
+def test_the_budget_of_a_request(endless, path, fields, n):
+    """The server's own limit remains the largest one."""
+    server, options = endless
+    asked = {"input": "Is it?"} if path == "/v1/responses" else {"messages": ASKED}
+    closing = len(server.host.tokens("</think>"))
+    (reasoned, said), unserved = thoughts(server, path, asked | options | fields)
+    assert (reasoned, said) == ((n, 40 - n - closing) if n < 40 else (40, 0))
+    assert not unserved
+    limit_reasoning(server.host.templates, 4)
+    assert thoughts(server, path, asked | options | fields)[0][0] == min(n, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "noted"),
+    [
+        ({"reasoning": {"max_tokens": 6}, "reasoning_budget_tokens": 2}, "reasoning.max_tokens"),
+        ({"reasoning": {"exclude": True}}, "reasoning.exclude"),
+        ({"reasoning": {"effort": "high"}}, "reasoning_effort"),
+        ({"reasoning": {"effort": "none"}}, ""),
+    ],
+)
+def test_reasoning_that_a_chat_does_not_have(endless, fields, noted):
+    server, options = endless
+    assert thoughts(server, "/v1/chat/completions", {"messages": ASKED} | options | fields)[1] == noted
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": -5}}, "greater than or equal to 0"),
+        ("/v1/chat/completions", {"reasoning": {"max_tokens": -1}}, "greater than or equal to 0"),
+        ("/v1/chat/completions", {"reasoning_budget_tokens": -2}, "greater than or equal to -1"),
+        ("/v1/completions", {"prompt": "It", "reasoning_budget_tokens": 5}, "only conversations have it"),
+    ],
+)
+def test_budgets_that_are_refused(server, path, fields, message):
+    asked = {"max_tokens": 4, **({} if "prompt" in fields else {"messages": ASKED})}
+    found = server.http.post(path, json=asked | fields)
+    assert found.status_code == 400
+    assert message in found.text
 
 
 def test_a_budget_without_reasoning_is_warned_about(server, caplog):

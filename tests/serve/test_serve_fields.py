@@ -88,7 +88,7 @@ OF_SAMPLERS = {
 }
 # fields that do not change a text, or whose effect other tests hold
 APART = {"stream", "stream_options", "return_progress", "timings_per_token", "id_slot", "cache_prompt", "verbose"}
-APART |= {"longctx", "n", "repeat_last_n", "logit_bias", "ignore_eos"}
+APART |= {"longctx", "n", "n_cache_reuse", "repeat_last_n", "logit_bias", "ignore_eos"}
 
 
 @pytest.fixture(scope="module")

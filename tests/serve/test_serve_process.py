@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,11 @@ def processes_of(number):
     """Return the processes that one has started and that run."""
     import psutil
 
-    return [child for child in psutil.Process(number).children() if "--alias" in child.cmdline()]
+    found = []
+    for child in psutil.Process(number).children():
+        with suppress(psutil.Error):  # it has ended
+            found += [child] if "--alias" in child.cmdline() else []
+    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -286,3 +291,30 @@ def test_connections_send_small_packets_at_once():
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), client
+
+
+def test_options_per_model(folder, tmp_path):
+    """Of the file of presets, which also names a model; the command line of the server has -c 512."""
+    path, first = tmp_path / "models.ini", min(folder.glob("*.gguf"))
+    path.write_text(f"[*]\ntemp = 0.25\nc = 1024\n[mine]\nmodel = {first}\ntemp = 0.5\nload-on-startup = true\n")
+    words = ("--models-preset", str(path), "--models", str(first))
+    with started(*words) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        status = {one["id"]: one["status"]["value"] for one in http.get("/v1/models").json()["data"]}
+        assert status == {"mine": "loaded", first.stem: "unloaded"}
+        found = {}
+        for name in status:
+            http.post("/models/load", json={"model": name}).raise_for_status()
+            given = http.get(f"/props?model={name}").json()["default_generation_settings"]
+            found[name] = given["params"]["temperature"], given["n_ctx"]
+        assert found == {"mine": (0.5, 512), first.stem: (0.25, 512)}
+
+
+def test_a_server_of_one_model_frees_it_when_it_is_idle():
+    with started("--sleep-idle-seconds", "1") as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
+        end = time.monotonic() + PATIENCE
+        while not http.get("/health").json()["is_sleeping"] or processes_of(server.process.pid):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        answer = http.post("/v1/completions", json={"prompt": "It was", "max_tokens": 3})
+        assert answer.json()["usage"]["completion_tokens"] == 3
+        assert len(processes_of(server.process.pid)) == 1

@@ -335,6 +335,31 @@ def test_keys_are_asked_for_before_a_model_is_loaded(folder):
         assert "second" not in server.http.get("/v1/models").text  # users do not see each other's keys
 
 
+def test_a_stream_is_read_again_from_the_process_of_its_model(folder):
+    with routing(folder, settings={"api_keys": ("first", "second")}) as server:
+        get = lambda name, **more: server.http.get("/v1/stream", params={"conv_id": name} | more)  # noqa: E731
+        assert get("a::one").status_code == 404
+        assert server.loaded() == set()
+        found = {}
+        for name, model in (("a::one", "one"), ("a::two", "two"), ("b", "one")):
+            with server.http.stream(
+                "POST",
+                "/v1/completions",
+                json={"model": model, "prompt": "a", "max_tokens": 3, "stream": True},
+                headers={"X-Conversation-Id": name},
+            ) as response:
+                found[name] = response.read()
+        assert get("a::two").content == found["a::two"]
+        assert get("b", model="one", **{"from": 9}).content == found["b"][9:]
+        body = {"conversation_ids": ["a", "b"]}
+        entries = server.http.post("/v1/streams/lookup", json=body).json()
+        assert {one["conversation_id"] for one in entries} == set(found)
+        second = {"Authorization": "Bearer second"}
+        assert server.http.post("/v1/streams/lookup", json=body, headers=second).json() == []
+        assert server.http.delete("/v1/stream", params={"conv_id": "a::two"}).status_code == 204
+        assert get("a::two").status_code == 404
+
+
 def test_pages_of_others_are_let_in_by_both(folder):
     origin = {"origin": "http://page.example"}
     with routing(folder, settings={"cors_origins": ("http://page.example",)}, options=["--cors-origin", "*"]) as server:
@@ -400,3 +425,41 @@ def test_a_body_in_chunks_may_declare_a_length(server):
         connection.sendall(head.encode() + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
         found = b"".join(iter(lambda: connection.recv(4096), b""))
     assert found.startswith(b"HTTP/1.1 200"), found
+
+
+# ---- idle models ----
+
+IDLE = 1.0  # seconds
+
+
+def test_an_idle_model_sleeps_until_the_next_request(folder):
+    """What asks about it keeps it neither awake, nor wakes it; a long answer does."""
+    with routing(folder, idle=IDLE) as server:
+        first = server.complete("one")["choices"]
+        pid = server.child("one")._process.pid
+        with stream(server, "two") as response:
+            chunks = events(response)
+            next(chunks)
+            server.until(lambda: server.status()["one"] == "sleeping")
+            server.until(lambda: not is_running(pid))
+            assert len(list(chunks)) > 100
+            assert server.status()["two"] == "loaded"
+        asking = lambda: server.http.get("/props?model=two").json()["is_sleeping"]  # noqa: E731
+        server.until(asking)
+        server.http.get("/metrics?model=two").raise_for_status()
+        assert server.status() == {"one": "sleeping", "two": "sleeping", "three": "unloaded"}
+        assert server.complete("one")["choices"] == first
+        assert server.status() == {"one": "loaded", "two": "sleeping", "three": "unloaded"}
+        assert server.http.get("/props?model=one").json()["is_sleeping"] is False
+
+
+def test_the_only_model_sleeps_too(folder):
+    with routing(folder / "one.gguf", only="one", idle=IDLE) as server:
+        assert server.http.get("/health").json() == {"status": "ok", "is_sleeping": False}
+        server.complete("anything")
+        server.until(lambda: server.http.get("/health").json() == {"status": "ok", "is_sleeping": True})
+        assert server.http.get("/props").json()["is_sleeping"] is True
+        assert "pylongctx" in server.http.get("/metrics").text
+        assert server.http.get("/health").json()["is_sleeping"] is True
+        server.complete("anything")
+        assert server.http.get("/health").json()["is_sleeping"] is False

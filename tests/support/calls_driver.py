@@ -143,6 +143,8 @@ class Caller:
         assert lib.lctx_context_step(self.ctx, self.number(), n) >= 1
         lib.lctx_context_cut_before(self.ctx, n)
         rows = ffi.new("int32_t[]", SIZES["n_ctx"])
+        n_saved = lib.lctx_seq_checkpoints(self.ctx, seq, rows, min(n, SIZES["n_ctx"]))
+        assert 0 <= n_saved <= (before[seq] if 0 <= seq < 3 else 0)
         held = lib.lctx_seq_held(self.ctx, seq, self.number(), self.number(), rows, rows, min(n, SIZES["n_ctx"]))
         assert 0 <= held <= SIZES["n_ctx"]
         info, offload, work = (ffi.new(f"lctx_{name} *") for name in ("kv_info", "offload_info", "work"))

@@ -24,6 +24,7 @@ TOLERANCE = {
     "q5_1": 1e-2,
     "q4_0": 2e-2,
     "q4_1": 2e-2,
+    "iq4_nl": 2e-2,
 }
 EIGHT_BITS = 1.5e-2  # of an output, when factors are rounded to 8 bits
 # tokens of a graph whose factors are rounded on no x86-64 CPU, with 2 query heads per KV head: 4 columns
@@ -199,6 +200,16 @@ def _types() -> list[OpCase]:
     ]  # fmt: skip
 
 
+def _prompts() -> list[OpCase]:
+    """Return cases with tiles of many columns in f16: whole ones and others, and the last block of rows in any part."""
+    sizes = [(63, 64, 1), (64, 128, 4), (65, 112, 7), (129, 40, 4), (257, 128, 7), (257, 64, 1), (577, 128, 4)]
+    return [
+        OpCase(f"prompt-f16-rows{r}-dim{d}-heads{h}", n_rows=r, n_tokens=min(r, 77), head_dim_k=d, head_dim_v=d,
+               n_head=2 * h, n_head_kv=2, type_k="f16", type_v="f16")
+        for r, d, h in sizes
+    ]  # fmt: skip
+
+
 def _few() -> list[OpCase]:
     """Return cases with few columns: several tokens of a tile, odd numbers of rows and of dimensions, ends of pages."""
     sizes = [(rows, tokens) for rows in (1, 2, 3, 5, 17, 63, 64, 66, 127) for tokens in (1, 3)]
@@ -259,7 +270,7 @@ def _corners() -> list[OpCase]:
 # (block of K, block of V) of a head: as a context stores it, K or V alone, and other blocks
 BLOCKS = {(64, 64): [(64, 64), (0, 64), (64, 0), (32, 32)], (96, 96): [(32, 32)], (128, 64): [(128, 64), (64, 32)],
           (256, 256): [(256, 64), (64, 256)], (192, 128): [(64, 64)], (40, 32): [(0, 32)]}  # fmt: skip
-STORED = [("q4_0", "q4_0"), ("q8_0", "q4_1"), ("q5_1", "f16"), ("f32", "f32")]
+STORED = [("q4_0", "q4_0"), ("iq4_nl", "iq4_nl"), ("q8_0", "q4_1"), ("q5_1", "f16"), ("f32", "f32")]
 
 
 def _transformed() -> list[OpCase]:
@@ -282,7 +293,17 @@ def _transformed() -> list[OpCase]:
     ]  # fmt: skip
 
 
-OP_CASES = [*_shapes(), *_heads(), *_types(), *_few(), *_ropes(), *_methods(), *_corners(), *_transformed()]
+OP_CASES = [
+    *_shapes(),
+    *_heads(),
+    *_types(),
+    *_prompts(),
+    *_few(),
+    *_ropes(),
+    *_methods(),
+    *_corners(),
+    *_transformed(),
+]
 
 # Model-level cases: (method, number of tokens) for a model trained on 64 positions.
 N_CTX_TRAIN = 64

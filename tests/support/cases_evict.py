@@ -94,7 +94,7 @@ def _evict_types() -> list[EvictCase]:
         for k, v in pairs for base, rule in which
     ]  # fmt: skip
     transformed = [replace(case, name=f"hadamard-{case.name}", hadamard_k=64, hadamard_v=64) for case in typed]
-    return typed + [case for case in transformed if case.type_k.startswith("q")]
+    return typed + [case for case in transformed if "q" in case.type_k]
 
 
 def _evict_corners() -> list[EvictCase]:

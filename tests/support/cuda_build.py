@@ -20,6 +20,7 @@ FLAGS = (
     "-Xcompiler=-Wall,-Wextra,-Wcast-qual,-Wextra-semi,-Wno-missing-field-initializers,-Wno-unused-parameter"
 ).split()
 TOOLKIT = Path("/usr/local/cuda/bin")
+CODES = {90: "90a"}  # as native/cuda/toolkit.cmake: code that no other architecture runs
 PROPERTIES = re.compile(
     r"Compiling entry function '(\w+)' for 'sm_(\d+)a?'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
     r"(\d+) bytes spill loads.*?Used (\d+) registers([^\n]*)",
@@ -73,7 +74,8 @@ def compile_object(nvcc: str, upstream: Path, source: Path, folder: Path, archit
 
 def compile_cubin(nvcc: str, upstream: Path, source: Path, to: Path, architecture: int) -> list[Kernel]:
     """Compile the kernels of a source for one architecture alone, which is what a disassembler reads."""
-    command = [nvcc, "-cubin", f"-arch=sm_{architecture}", str(source), "-o", str(to), *FLAGS, *includes(upstream)]
+    code = CODES.get(architecture, architecture)
+    command = [nvcc, "-cubin", f"-arch=sm_{code}", str(source), "-o", str(to), *FLAGS, *includes(upstream)]
     return kernels_of(compiled(command))
 
 

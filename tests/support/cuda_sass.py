@@ -19,6 +19,7 @@ ANONYMOUS = re.compile(r"(_GLOBAL__N_|_INTERNAL_)\w*::|\(anonymous namespace\)::
 DIMENSIONS = {"HMMA": {"16816": (16, 8, 16), "1688": (16, 8, 8)},
               "IMMA": {"16832": (16, 8, 32), "16816": (16, 8, 16), "8816": (8, 8, 16)}}  # fmt: skip
 WARPGROUP = re.compile(r"[HI]GMMA\.(\d+)x(\d+)x(\d+)")
+WARPS = 4  # of a warpgroup
 
 Measure = Callable[[str], int]  # of an instruction without its guard
 
@@ -208,6 +209,8 @@ def body_of(head: int, latches: set[int], before: Sequence[Sequence[int]]) -> fr
 def products(instruction: str) -> int:
     """Return the multiplications of a matrix instruction of a warp, 0 of any other.
 
+    Of a product of a warpgroup, a warp has a quarter.
+
     Examples
     --------
     >>> products("HMMA.16816.F32 R4, R8, R12, R4"), products("IADD3 R0, R0, 0x1, RZ")
@@ -216,7 +219,7 @@ def products(instruction: str) -> int:
     name, _, rest = instruction.partition(".")
     if group := WARPGROUP.match(instruction):
         m, n, k = map(int, group.groups())
-        return m * n * k
+        return m * n * k // WARPS
     m, n, k = DIMENSIONS.get(name, {}).get(rest.split(".")[0], (0, 0, 0))
     return m * n * k
 
@@ -242,8 +245,8 @@ def packed_floats(instruction: str) -> int:
 
 
 def transposed_loads(instruction: str) -> int:
-    """Return 1 for a load of transposed matrices, which values are and keys are not."""
-    return int(instruction.startswith("LDSM") and ".MT88" in instruction)
+    """Return 1 where matrices are loaded or multiplied transposed, which values are and keys are not."""
+    return int((instruction.startswith("LDSM") and ".MT88" in instruction) or ".tnspB" in instruction)
 
 
 def codes(nvdisasm: str, cubin: Path) -> Iterator[Code]:

@@ -27,7 +27,7 @@ GROUPS = {
     "harness": "a library built with LCTX_HARNESS=ON",
     "cuda": "nvcc, cuobjdump, nvdisasm and the headers of cuBLAS",
     "vulkan": "a library built with GGML_VULKAN=ON and LCTX_HARNESS=ON, and a Vulkan device: make vulkan-check",
-    "tools": "llama-perplexity and llama-bench: make tools",
+    "tools": "programs of llama.cpp: make tools",
 }
 
 

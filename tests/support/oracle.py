@@ -96,15 +96,30 @@ def hadamard(x: np.ndarray, block: int) -> np.ndarray:
 def hadamard_blocks(type_k: str, head_dim_k: int, type_v: str, head_dim_v: int) -> tuple[int, int]:
     """Return the blocks of K and of V: the largest power of two that divides a head, for V at most 64."""
     types = ((type_k, head_dim_k), (type_v, head_dim_v))
-    block_k, block_v = (n & -n if name.startswith("q") else 0 for name, n in types)
+    block_k, block_v = (n & -n if "q" in name else 0 for name, n in types)
     return block_k, min(64, block_v)
 
 
 def round_trip(x: np.ndarray, type_name: str, block: int = 0) -> np.ndarray:
     """Return what is left of ``x`` after storing it, transformed, as a ggml type such as "f16" or "q8_0"."""
     qtype = gguf.GGMLQuantizationType[type_name.upper()]
-    stored = gguf.quantize(hadamard(x, block).astype(np.float32), qtype)
+    prepared = hadamard(x, block).astype(np.float32)
+    stored = _quantize_iq4_nl(prepared) if type_name == "iq4_nl" else gguf.quantize(prepared, qtype)
     return hadamard(gguf.dequantize(stored, qtype).astype(np.float64), block)
+
+
+def _quantize_iq4_nl(x: np.ndarray) -> np.ndarray:
+    """Return rows of IQ4_NL, which gguf only reads: as ggml writes them, by comparison with every value."""
+    values = np.array(gguf.quants.IQ4_NL.kvalues, np.float32)
+    blocks = x.reshape(-1, 32)
+    largest = np.take_along_axis(blocks, abs(blocks).argmax(1)[:, None], 1)
+    inverse = np.divide(values[0], largest, out=np.zeros_like(largest), where=largest != 0)
+    levels = abs((blocks * inverse)[..., None] - values).argmin(-1)
+    chosen, weights = values[levels], blocks**2
+    scales = (weights * chosen * blocks).sum(1) / np.maximum((weights * chosen**2).sum(1), np.finfo(np.float32).tiny)
+    nibbles = (levels[:, :16] | levels[:, 16:] << 4).astype(np.uint8)
+    packed = np.concatenate([scales.astype(np.float16)[:, None].view(np.uint8), nibbles], 1)
+    return packed.reshape(*x.shape[:-1], -1)
 
 
 # ---- attention ----

@@ -21,17 +21,18 @@ class Routing:
         The server's parts.
     """
 
-    def __init__(self, words, settings, limits, options, autoload):
+    def __init__(self, words, settings, limits, options, autoload, only):
         import httpx
 
-        from pylongctx.serve.children import Children, Limits, Shelf
+        from pylongctx.serve.children import Children, Limits, OneModel, Shelf
         from pylongctx.serve.router import Router, create_app
         from pylongctx.serve.server import listen, make_server
         from pylongctx.serve.service import Settings
 
         settings = Settings(alias="none", **{"grace": 5.0} | dict(settings))
         children = Children([*WORDS, *options], Limits(**limits), settings.api_keys, settings.slot_folder)
-        self.router = Router(Shelf([str(word) for word in words]), children, settings, autoload)
+        shelf = Shelf([str(word) for word in words]) if only is None else OneModel(only, str(words[0]))
+        self.router = Router(shelf, children, settings, autoload)
         self.children = children
         listener = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -79,9 +80,12 @@ class Routing:
 
 
 @contextmanager
-def routing(*words, settings=(), options=(), autoload=True, **limits):
-    """Serve several models while the block runs; ``limits`` are those of ``Limits``, ``options`` of every process."""
-    server = Routing(words, settings, {"grace": 5.0} | limits, options, autoload)
+def routing(*words, settings=(), options=(), autoload=True, only=None, **limits):
+    """Serve several models while the block runs; ``limits`` are those of ``Limits``, ``options`` of every process.
+
+    ``only`` is the name of the only model, for any name in requests.
+    """
+    server = Routing(words, settings, {"grace": 5.0} | limits, options, autoload, only)
     try:
         yield server
     finally:

@@ -100,6 +100,9 @@ class SamplingParams:
         Repetitions are searched in the last tokens of prompt and answer, not across breakers.
     samplers : str or sequence of str or None
         The samplers to run, in order: names of ``SAMPLERS``, or llama.cpp's letters for them. None: all.
+    repeatable : bool
+        Whether the seed must lead to the same tokens with and without drafts. If not, drafts may be accepted by
+        rejection sampling: more of them are used, and the tokens have the same distribution.
 
     Examples
     --------
@@ -217,6 +220,7 @@ class SamplingParams:
     mirostat_eta: float = number(0.1, "--mirostat-lr", help="Mirostat: learning rate eta", request={"ge": 0})
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     samplers: str | Sequence[str] | None = None
+    repeatable: bool = True
 
     def __post_init__(self) -> None:
         for key, value in self.settings().items():
@@ -239,8 +243,13 @@ class SamplingParams:
 
     def settings(self) -> dict[str, Any]:
         """Return the fields of ``lctx_sampler_params`` that are plain numbers."""
-        others = ("logit_bias", "dry_sequence_breakers", "samplers")
+        others = ("logit_bias", "dry_sequence_breakers", "samplers", "repeatable")
         return {key: value for key, value in asdict(self).items() if key not in others}
+
+    @property
+    def has_fixed_odds(self) -> bool:
+        """Whether a token is drawn from probabilities that a draw does not change: neither greedy nor adaptive."""
+        return self.temp > 0 and not self.mirostat_mode and self.adaptive_target < 0
 
     @property
     def letters(self) -> str | None:

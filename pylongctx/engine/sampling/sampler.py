@@ -17,6 +17,7 @@ from pylongctx.engine.sampling.params import SamplingParams
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], NDArray[np.float32]]
 Processors = LogitsProcessor | list[LogitsProcessor] | None
 StoppingCriteria = Callable[[NDArray[np.int32], NDArray[np.float32]], bool]
+Decide = Callable[[NDArray[np.float32]], int]  # from the probabilities of all tokens, float32 [n_vocab]
 
 RANDOM_SEEDS = (-1, 0xFFFFFFFF)
 TOO_SLOW = -2  # of lctx_sampler_sample
@@ -110,6 +111,7 @@ class Sampler:
             raise MemoryError("the sampler cannot be created")
         owned = freed_before(of_model, handle, lib.lctx_sampler_free)
         self._handle: Any = owned
+        self.model, self.params = model, params
         if penalizes_before:
             self._show(model, before[-max(params.penalty_last_n, params.dry_penalty_last_n, 1) :])
         self._masks_first = params.mirostat_mode != 0  # Mirostat adapts to every choice
@@ -118,6 +120,9 @@ class Sampler:
             self._guide = Guide(model, spec)
         elif constraint and lib.lctx_sampler_constrain(owned, constraint.encode()) != lib.LCTX_OK:
             raise error(lib.LCTX_INVALID, text(lib.lctx_sampler_error(owned)))
+        # llama.cpp's grammar chooses together with the chain, and allows no other choice
+        own_choice = not constraint or self._guide is not None
+        self.takes_proposals = own_choice and params.has_fixed_odds and not params.repeatable
 
     def _show(self, model: Model, tokens: Sequence[int] | NDArray[np.int32]) -> None:
         """Let the chain count tokens that it did not choose; the grammar is not part of it."""
@@ -135,23 +140,33 @@ class Sampler:
         """Free the sampler once calls in other threads have returned."""
         self._handle, self._guide = None, None
 
-    def sample(self, logits: NDArray[np.float32]) -> int:
+    def sample(self, logits: NDArray[np.float32], decide: Decide | None = None) -> int:
         """Choose a token from float32 [n_vocab] and remember it for the penalties.
 
-        Raises InvalidInput when the grammar exceeds its CPU budget of a second, LctxError when no token can be sampled.
+        ``decide`` chooses it by the probabilities of the chain, if it ``takes_proposals``. Raises InvalidInput when the
+        grammar exceeds its CPU budget of a second, LctxError when no token can be sampled.
         """
         if self._guide is not None:
-            return self._guided(self._guide, logits)
-        return self._chosen(lib.lctx_sampler_sample, logits)
+            return self._guided(self._guide, logits, decide)
+        if decide is None:
+            return self._chosen(lib.lctx_sampler_sample, logits)
+        token = self.choose(logits, decide)
+        lib.lctx_sampler_accept(self._sampler, token)
+        return token
 
-    def _guided(self, guide: Guide, logits: NDArray[np.float32]) -> int:
+    def choose(self, logits: NDArray[np.float32], decide: Decide | None = None) -> int:
+        """Choose a token from float32 [n_vocab] without the grammar, and without remembering it."""
+        token = self._chosen(lib.lctx_sampler_choose, logits)
+        return token if decide is None else decide(self.probs(len(logits)))
+
+    def _guided(self, guide: Guide, logits: NDArray[np.float32], decide: Decide | None) -> int:
         """Choose a token; the chain's choice is checked first, since a mask of all tokens is slow."""
-        token = -1 if self._masks_first else self._chosen(lib.lctx_sampler_choose, logits)
+        token = -1 if self._masks_first else self.choose(logits, decide)
         if token < 0 or not guide.allows(token):
             mask = guide.mask()
             if not mask.any():
                 raise error(lib.LCTX_FAILED, "no token can be sampled: the grammar allows none")
-            token = self._chosen(lib.lctx_sampler_choose, np.where(mask, logits, np.float32(-np.inf)))
+            token = self.choose(np.where(mask, logits, np.float32(-np.inf)))
             if not mask[token]:
                 raise error(lib.LCTX_FAILED, "no token can be sampled: logit_bias forbids all that the grammar allows")
         guide.accept(token)
@@ -166,14 +181,18 @@ class Sampler:
             raise error(status, text(lib.lctx_sampler_error(handle)))
         return token
 
-    def logprobs(self, n_vocab: int) -> NDArray[np.float32]:
-        """Return the log-probabilities, float32 [n_vocab], from which the last token was sampled; -inf: removed."""
+    def probs(self, n_vocab: int) -> NDArray[np.float32]:
+        """Return the probabilities, float32 [n_vocab], from which the last token was chosen."""
         probs = np.empty(n_vocab, np.float32)
         status = lib.lctx_sampler_probs(self._sampler, out_buffer("probs", probs, np.float32), n_vocab)
         if status != lib.LCTX_OK:
             raise error(status, "no token was sampled yet")
+        return probs
+
+    def logprobs(self, n_vocab: int) -> NDArray[np.float32]:
+        """Return the log-probabilities, float32 [n_vocab], from which the last token was sampled; -inf: removed."""
         with np.errstate(divide="ignore"):
-            return np.log(probs)
+            return np.log(self.probs(n_vocab))
 
 
 def _numbers(params: SamplingParams) -> Any:
@@ -255,6 +274,7 @@ class SeedSequence(Iterator[int]):
 
     def __init__(self, seed: int | None) -> None:
         own = None if seed is None or seed in RANDOM_SEEDS else int(seed) % 2**32
+        self.is_given = own is not None
         self._own = [] if own is None else [own]
         self._random = Random(own)
 

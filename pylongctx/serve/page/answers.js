@@ -1,7 +1,7 @@
 // Answers that are being written: each has its request, and is kept while it grows.
 
 import * as store from "./store.js";
-import { get, ServerError, stream } from "./api.js";
+import { ask, askAgain, chunksOf, forget, get, ServerError } from "./api.js";
 import { announce, notice } from "./dom.js";
 import { isLoop } from "./loops.js";
 import { tells } from "./map.js";
@@ -16,7 +16,7 @@ const NO_ROOM = {
 const PAUSE = 500; // ms between two times that a growing answer is kept
 
 const running = new Map(); // by the id of the conversation: {conversation, message, controller}
-let leaving = false; // the page is being left, which ends the requests
+let leaving = false; // the page is being left, which ends the requests but not the answers
 let changed = () => {};
 
 addEventListener("pagehide", () => {
@@ -30,7 +30,12 @@ export const listen = (callback) => { changed = callback; };
 
 export const of = (conversation) => running.get(conversation.id);
 
-export const stop = (conversation) => of(conversation)?.controller.abort();
+export function stop(conversation) {
+  const current = of(conversation);
+  if (!current) return;
+  current.controller.abort();
+  forget(current.message);
+}
 
 /** Return why no answer can follow some messages of a conversation, "" when one can. */
 export async function obstacle(conversation, before) {
@@ -45,23 +50,37 @@ export async function obstacle(conversation, before) {
 /** Let the model write a message if nothing prevents it; a message with text is continued. */
 export async function write(conversation, message) {
   const before = conversation.path.slice(0, conversation.path.indexOf(message));
+  const body = request(before, message);
+  message.at = 0;
+  await run(conversation, message, before.slice(-1), (signal) => ask(message, body, signal));
+}
+
+/** Go on with the last answer of a conversation if the page was left while it was written, and the server has it. */
+export async function rejoin(conversation) {
+  const message = conversation.path.at(-1);
+  if (!message?.lost || of(conversation)) return;
+  const gone = () => { throw new DOMException("the server does not have it any more", "AbortError"); };
+  await run(conversation, message, [], (signal) => askAgain(message, signal).catch(gone));
+}
+
+async function run(conversation, message, others, begin) {
   const controller = new AbortController();
   running.set(conversation.id, { conversation, message, controller });
   Object.assign(message, { running: true, stopped: false, length: false, loop: false, trouble: null, progress: null });
-  Object.assign(message, { tab: store.tab, pieces: [], crowded: running.size > (server.info.sequences?.length ?? 1) });
-  const body = request(before, message);
+  const crowded = running.size > (server.info.sequences?.length ?? 1);
+  Object.assign(message, { lost: false, tab: store.tab, pieces: [], crowded });
   changed(conversation, message);
-  await keep(conversation, ...before.slice(-1), message);
+  await keep(conversation, ...others, message);
   announce("Waiting for the answer.");
   try {
-    await receive(conversation, message, body, controller);
+    await receive(conversation, message, await begin(controller.signal), controller);
     announce(message.loop ? "The answer repeats itself and was stopped." : "The answer is complete.");
   } catch (error) {
     note(error, message);
   } finally {
     message.running = false;
     running.delete(conversation.id);
-    await keep(conversation, message);
+    if (!leaving) await keep(conversation, message);
     changed(conversation, message);
   }
 }
@@ -73,13 +92,14 @@ async function withoutText(messages) {
   return files.find((_, i) => texts[i] === null);
 }
 
-async function receive(conversation, message, body, controller) {
+async function receive(conversation, message, response, controller) {
   let kept = performance.now();
-  for await (const chunk of stream(body, controller.signal)) {
+  for await (const [chunk, n] of chunksOf(response, controller.signal)) {
+    message.at += n; // with the text: both are kept together
     take(chunk, message);
     if (isLoop(message.pieces)) {
       message.loop = true;
-      controller.abort();
+      stop(conversation);
       break;
     }
     changed(conversation, message);
@@ -93,6 +113,7 @@ async function receive(conversation, message, body, controller) {
 }
 
 function note(error, message) {
+  message.lost = leaving;
   if (error.name === "AbortError" || leaving) message.stopped = !message.loop;
   else if (error instanceof ServerError) message.trouble = { text: error.words, key: error.status === 401 };
   else throw error;

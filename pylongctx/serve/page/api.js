@@ -25,12 +25,11 @@ export class ServerError extends Error {
   }
 }
 
-async function request(path, body, signal) {
-  const headers = body ? { "Content-Type": "application/json" } : {};
+async function request(path, body, signal, { method = body ? "POST" : "GET", headers = {} } = {}) {
+  if (body) headers["Content-Type"] = "application/json";
   if (settings.key) headers.Authorization = `Bearer ${settings.key}`;
   let response;
   try {
-    const method = body ? "POST" : "GET";
     response = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal });
   } catch (reason) {
     throw reason.name === "AbortError" ? reason : new ServerError(0);
@@ -50,11 +49,28 @@ export async function countTokens(content) {
   return (await post("tokenize", { content, model: chosen.model })).tokens.length;
 }
 
-/** Yield the chunks of a streamed answer; aborting the signal makes the server stop. */
-export async function* stream(body, signal) {
-  const response = await request("v1/chat/completions", body, signal);
+// ---- streamed answers ----
+
+const NAME = "X-Conversation-Id"; // by which the server keeps an answer when the page is gone
+
+/** Begin an answer that is kept by the id of its message. */
+export const ask = (message, body, signal) =>
+  request("v1/chat/completions", body, signal, { headers: { [NAME]: message.id } });
+
+// message.at: the bytes of the answer that were read
+const place = (message) => new URLSearchParams({ conv_id: message.id, model: chosen.model, from: message.at ?? 0 });
+
+/** Return the rest of an answer that the server still writes or keeps. */
+export const askAgain = (message, signal) => request(`v1/stream?${place(message)}`, undefined, signal);
+
+/** Let the server stop an answer; it does not matter whether it was there. */
+export const forget = (message) =>
+  request(`v1/stream?${place(message)}`, undefined, undefined, { method: "DELETE" }).catch(() => {});
+
+/** Yield the chunks of a streamed answer, each with the bytes since the one before, which are ASCII. */
+export async function* chunksOf(response, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = ""; ;) {
+  for (let [rest, n] = ["", 0]; ;) {
     const { value, done } = await reader.read().catch((reason) => {
       throw signal.aborted ? reason : new ServerError(0);
     });
@@ -62,12 +78,14 @@ export async function* stream(body, signal) {
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
+      n += line.length + 1;
       if (!line.startsWith("data:")) continue;
       const data = line.slice(5).trim();
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new ServerError(response.status, chunk.error);
-      yield chunk;
+      yield [chunk, n];
+      n = 0;
     }
   }
 }

@@ -26,6 +26,7 @@ function open(next) {
   showSide(false);
   showState();
   $("text").focus();
+  if (server.info) answers.rejoin(conversation);
 }
 
 /** Show what is written next, and let a reload open the same conversation. */
@@ -138,8 +139,9 @@ function refresh(changed, toTheEnd = false) {
 
 answers.listen((changed, message) => {
   const isGrowing = Boolean(message.running && (message.content || message.reasoning || message.progress));
+  const begins = changed === conversation && $("stop").hidden; // also with text, when it goes on
   chat.update(message);
-  if (!isGrowing) refresh(changed);
+  if (!isGrowing || begins) refresh(changed);
   else if (changed === conversation) showContext();
 });
 
@@ -190,7 +192,7 @@ async function begin() {
   const list = store.list();
   const last = list.find(({ id }) => id === current) ?? (current === NEW ? null : list[0]);
   open(last ? await store.open(last.id) : conversation);
-  await askServer();
+  if (await askServer()) answers.rejoin(conversation);
   if (!keeps) notice("This browser keeps nothing for this page: conversations are lost with it.");
 }
 
@@ -202,6 +204,7 @@ $("open-settings").onclick = showSettings;
 $("new").onclick = () => open(store.create());
 $("menu").onclick = () => showSide($("menu").ariaExpanded === "false");
 $("stop").onclick = () => answers.stop(conversation);
+addEventListener("pageshow", ({ persisted }) => { if (persisted && server.info) answers.rejoin(conversation); });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) answers.stop(conversation);
 });

@@ -57,7 +57,7 @@ function take(conversation, message) {
   const own = conversation.messages.get(message.id);
   if (own?.running && own.tab === tab) return; // it is written here
   const isSilent = message.tab === tab || Date.now() - message.touched > SILENT;
-  if (message.running && isSilent) Object.assign(message, { running: false, stopped: true });
+  if (message.running && isSilent) Object.assign(message, { running: false, stopped: true, lost: true });
   else if (message.running) lookAgain(conversation.id);
   const files = message.files?.map((file) => own?.files.find(({ id }) => id === file.id) ?? file);
   conversation.messages.set(message.id, Object.assign(own ?? {}, message, files && { files }));
@@ -72,7 +72,7 @@ function lookAgain(id) {
 
 // ---- writing ----
 
-const FLEETING = ["progress", "map", "pieces"];
+const FLEETING = ["progress", "map", "pieces", "lost"];
 const lasting = (message) => ({
   ...Object.fromEntries(Object.entries(message).filter(([name]) => !FLEETING.includes(name))),
   ...(message.files ? { files: message.files.map(({ text, ...file }) => file) } : {}),
