@@ -94,7 +94,8 @@ def loops(lines: list[str], function: str) -> Iterator[list[str]]:
 def cycles(code: list[str], cpu: str) -> float:
     """Return the cycles of a round of a loop as llvm-mca models a CPU."""
     newest = (shutil.which(f"llvm-mca{version}") for version in ("-21", "-20", "-19", ""))
-    words = [next(filter(None, newest), "llvm-mca"), "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+fullfp16", f"-iterations={ITERATIONS}"]
+    program = next(filter(None, newest), "llvm-mca")
+    words = [program, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+fullfp16", f"-iterations={ITERATIONS}"]
     done = subprocess.run(words, input="\n".join(code), capture_output=True, text=True, check=True)
     total = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
     assert total is not None
