@@ -8,7 +8,7 @@
 #include "ahead.h"
 #include "panel.h"
 
-#if LCTX_HAS_DOT && LCTX_HAS_BYTES
+#if LCTX_HAS_DOT && !LCTX_DOT_SIGNED  // not on ARM
 #define LCTX_HAS_QUADS 1
 
 constexpr int LCTX_QUADS_DIM = 32 * LCTX_QUADS;  // their values

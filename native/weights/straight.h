@@ -7,7 +7,7 @@
 
 constexpr int LCTX_STRAIGHT_ROWS = 4;  // that are read together
 
-#if LCTX_HAS_DOT && LCTX_HAS_BYTES
+#if LCTX_HAS_DOT && !LCTX_DOT_SIGNED  // not on ARM
 #define LCTX_HAS_STRAIGHT 1
 
 static inline __m256i lctx_dot(__m256i weights, __m256i column) {

@@ -288,7 +288,7 @@ def test_the_engine_waits_for_a_slow_reader(server, engine):
 
 def test_a_failure_of_one_job_leaves_the_others(server, engine, monkeypatch):
     bad, good = job(server, [1, 5, 6], 20), job(server, [1, 7, 8], 20)
-    monkeypatch.setattr(bad.sampler, "sample", lambda row: (_ for _ in ()).throw(ContextFull("no", 1)))
+    monkeypatch.setattr(bad.sampler, "sample", lambda row, decide=None: (_ for _ in ()).throw(ContextFull("no", 1)))
     with server.held():
         engine.submit(bad)
         engine.submit(good)

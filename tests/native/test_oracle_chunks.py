@@ -159,7 +159,7 @@ def test_products_with_the_index_are_those_with_keys():
 
 
 @pytest.mark.parametrize("name", ["chunk16-rows257-attention", "k-f32-v-f32-string-outlier", "base-recent0-dca-keys2",
-                                  "rope-yarn-selfextend-keys2"])  # fmt: skip
+                                  "rope-factors-selfextend-keys2"])  # fmt: skip
 def test_stored_segments_attend_like_the_definition(name):
     """Two ways to the same numbers: relative positions without storage, and segments over stored rows."""
     case = BY_NAME[name]
