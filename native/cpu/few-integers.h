@@ -7,8 +7,7 @@
 #include "key-integers.h"
 
 static inline bool lctx_few_in_integers(const lctx_attend_args & a, const lctx_columns & columns) {
-    const ggml_type type = a.cache.k_pool.type;
-    return LCTX_DOT_SIGNED && !a.params.fixed && columns.few() && (type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0);
+    return LCTX_DOT_SIGNED && lctx_are_integers(a) && columns.few();
 }
 
 #if LCTX_DOT_SIGNED

@@ -34,11 +34,14 @@ static inline lctx_vi lctx_vdot_key(lctx_vi sum, uint32_t key, lctx_vi query) {
 
 constexpr int LCTX_KEY_GROUP = 32;  // channels with one scale
 
+static inline bool lctx_are_integers(const lctx_attend_args & a) {
+    const ggml_type type = a.cache.k_pool.type;
+    return !a.params.fixed && (type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0);
+}
+
 // For the columns of a prompt.
 static inline bool lctx_in_integers(const lctx_attend_args & a, const lctx_columns & columns) {
-    const ggml_type type = a.cache.k_pool.type;
-    return LCTX_HAS_KEY_INTEGERS && !a.params.fixed && columns.by_vectors() && !columns.few() &&
-           (type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0);
+    return LCTX_HAS_KEY_INTEGERS && lctx_are_integers(a) && columns.by_vectors() && !columns.few();
 }
 
 #if LCTX_HAS_KEY_INTEGERS

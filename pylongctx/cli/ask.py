@@ -38,7 +38,7 @@ ANSWER = 1024  # tokens that a context has for the question and the answer
 CONTEXT_MULTIPLE = 4096  # n_ctx is a multiple of it, so that the next question finds the stored text
 TRAINED_TIMES = 4  # of the trained context are read at most, unless -c is given
 FULL_UP_TO = 8192  # tokens up to which full attention is as fast as any method
-SMALL_TYPE, TYPE_BLOCK = "q8_0", 32  # of K and V, with half the bytes to read from the store; values with one scale
+TYPE_BLOCK = 32  # channels of q8_0 with one scale
 SAMPLING: dict[str, Any] = {"max_tokens": 512, "temperature": 0.0}  # a text says one thing
 EXAMPLES = """examples:
   pylongctx ask book.txt "Who is the thief?"
@@ -223,6 +223,8 @@ def _choose(args: argparse.Namespace, n_tokens: int, facts: Mapping[str, str]) -
     if args.method is None:
         args.method = "full" if args.ctx_size <= FULL_UP_TO else "longheads"
     if args.cache_type_k is None and args.cache_type_v is None and args.method != NONE and heads_have_blocks(facts):
+        from pylongctx.planning import SMALL_TYPE  # half of the bytes to read from the store
+
         args.cache_type_k = args.cache_type_v = SMALL_TYPE
     if args.kv_store is None and not args.no_store:
         args.kv_store = os.fspath(cache_folder() / STORE)

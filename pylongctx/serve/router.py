@@ -27,7 +27,7 @@ from pylongctx.serve.errors import ApiError, invalid
 from pylongctx.serve.metrics import TYPE, Answers, merged
 from pylongctx.serve.ollama import chat_piece, frame, generate_piece
 from pylongctx.serve.service import Settings, fingerprint
-from pylongctx.serve.transport import send_part, until_gone
+from pylongctx.serve.transport import send_part, while_connected
 
 Object = dict[str, Any]
 # hop-by-hop headers, and those that every server writes itself
@@ -302,16 +302,7 @@ class Forwarded(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward request and response; a disconnected client cancels its answer at once."""
-        work = asyncio.ensure_future(self._pass(scope, send))
-        gone = asyncio.ensure_future(until_gone(receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            gone.cancel()
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+        await while_connected(receive, self._pass(scope, send))
 
     async def _pass(self, scope: Scope, send: Send) -> None:
         async with self._children.using(self._source, self._quiet) as child:

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from pylongctx.serve.bodies import Fields, owner_of, read
 from pylongctx.serve.errors import ApiError, invalid
-from pylongctx.serve.transport import send_part, until_gone
+from pylongctx.serve.transport import send_part, while_connected
 
 HEADER = "x-conversation-id"
 MAX_NAME = 256  # characters
@@ -206,15 +206,9 @@ class Reading(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the bytes, until the stream ends or the client is gone."""
-        sending, gone = asyncio.ensure_future(self._send(send)), asyncio.ensure_future(until_gone(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            await while_connected(receive, self._send(send))
         finally:
-            gone.cancel()
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
             await self._parts.aclose()
 
     async def _send(self, send: Send) -> None:

@@ -1,6 +1,9 @@
 """What HTTP does with requests and answers on their way: HEAD, compression in both directions, lost connections."""
 
+import asyncio
 import zlib
+from collections.abc import Coroutine
+from typing import Any
 
 from anyio import fail_after, to_thread
 from starlette.datastructures import Headers
@@ -80,6 +83,19 @@ async def until_gone(receive: Receive) -> None:
     """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run ``work`` to its end, and raise what it raises; a client that goes away cancels it."""
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        gone.cancel()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
 async def unpacked(body: bytes, encoding: str, most: int) -> bytes:
