@@ -4,7 +4,8 @@
     python bench/soak.py --requests 2000 --kv-store-limit 20
 
 With a limit in MiB the server has a KV store, and a fifth of the requests are long prompts, some of which come again.
-The server runs with --deterministic: greedy answers among other requests are compared with those given alone.
+The server runs with --deterministic: greedy answers among other requests are compared with those given alone, single
+ones and whole conversations, with the habits of clients that break a prefix (bench/habits.py counts what they cost).
 
 Exit status 1: the server ended, an answer had the wrong status or another text, the server's memory grew by more than
 2 % after the first two fifths of the requests (with 1000 requests or more), pages of KV memory did not come back, or
@@ -34,6 +35,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from pylongctx.models import embedded_model
+
 CLIENTS = 12  # requests at the same time
 N_SEQ, N_CTX, STORED_N_CTX = 4, 512, 2048  # the last with a KV store, whose blocks have 512 tokens
 OPTIONS = ["-np", str(N_SEQ), "-c", str(N_CTX), "-ub", "128", "-t", "1", "--max-body", "1", "--queue", str(2 * CLIENTS)]
@@ -48,6 +51,30 @@ TOOL = {"type": "function", "function": {"name": "go", "parameters": {"type": "o
 KNOWN = [" ".join(WORDS[i : i + 3 + 2 * i]) for i in range(8)]  # prompts whose greedy answers are compared
 GREEDY = {"max_tokens": 24, "temperature": 0}
 SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}
+TURNS = 3  # of a conversation
+Messages = list[dict[str, str]]
+
+
+def thoughts_left_out(messages: Messages) -> Messages:
+    """Keep the second half of each answer, as templates of reasoning models do."""
+    answers = ({"role": one["role"], "content": one["content"][len(one["content"]) // 2 :]} for one in messages)
+    return [short if short["role"] == "assistant" else one for one, short in zip(messages, answers, strict=True)]
+
+
+def attributed(messages: Messages) -> Messages:
+    """Put Claude Code's first system block before a conversation, which changes in every request."""
+    head = f"x-anthropic-billing-header: cc_version=2.1.{len(messages)}; cch={7919 * len(messages):05x};"
+    return [{"role": "system", "content": head}, *messages]
+
+
+# habit: what a client sends of its conversation, each as often as it says
+HABITS: dict[str, tuple[Callable[[Messages], Messages], int]] = {
+    "conversation": (lambda messages: messages, 1),
+    "conversation, answers again": (lambda messages: messages, 2),
+    "conversation, oldest turn left out": (lambda messages: messages[-3:], 1),
+    "conversation, thoughts left out": (thoughts_left_out, 1),
+    "conversation, first block changes": (attributed, 1),
+}
 
 
 @dataclass
@@ -67,6 +94,7 @@ class Soak:
         self.random = random.Random(seed)
         self.counts: dict[str, Count] = {kind: Count() for kind in KINDS}
         self.known: list[str] = []  # the answers to KNOWN
+        self.turns: dict[str, list[str]] = {}  # the answers of each habit's conversation
 
     def text(self, n: int) -> str:
         return " ".join(self.random.choices(WORDS, k=n))
@@ -98,6 +126,27 @@ class Soak:
         """Return status and text of the answer to a known prompt."""
         answer = await self.http.post("/v1/completions", json={"prompt": KNOWN[i], **GREEDY})
         return answer.status_code, answer.json()["choices"][0]["text"] if answer.status_code == 200 else ""
+
+    async def converse(self, habit: str) -> tuple[int, list[str]]:
+        """Hold a conversation; returns the first status that is not 200, and the answers of all turns."""
+        sent, times = HABITS[habit]
+        messages: Messages = []
+        said: list[str] = []
+        for turn in range(TURNS):
+            messages.append({"role": "user", "content": KNOWN[turn]})
+            for _ in range(times):
+                body = {"messages": sent(messages), **GREEDY}
+                answer = await self.http.post("/v1/chat/completions", json=body)
+                if answer.status_code != 200:
+                    return answer.status_code, said
+                said.append(answer.json()["choices"][0]["message"]["content"])
+            messages.append({"role": "assistant", "content": said[-1]})
+        return 200, said
+
+    async def compare_turns(self, habit: str) -> int:
+        """Hold a conversation again; 0: it has other answers than alone."""
+        status, said = await self.converse(habit)
+        return status if status != 200 or said == self.turns[habit] else 0
 
     async def compare(self) -> int:
         """Ask for a known answer; 0: it is another text than alone."""
@@ -214,6 +263,7 @@ KINDS: dict[str, tuple[int, Callable[[Soak], Awaitable[int]]]] = {
     "foreign host": (403, lambda soak: _with(soak, "/slots/0?action=erase", {"Host": "evil.example"})),
     "foreign origin": (403, lambda soak: _with(soak, "/slots/0?action=erase", {"Origin": "http://evil.example"})),
     "a form's POST": (415, lambda soak: _with(soak, "/slots/0?action=erase", {})),
+    **{habit: (200, lambda soak, habit=habit: soak.compare_turns(habit)) for habit in HABITS},
 }
 
 
@@ -223,7 +273,7 @@ LONG = (200, lambda soak: soak.status("/v1/completions", {"prompt": soak.long_te
 
 def start(store: list[str]) -> tuple[subprocess.Popen[str], str]:
     """Start the server on a free port; returns its process and address."""
-    command = [sys.executable, "-m", "pylongctx", "serve", "--port", "0", *OPTIONS, *store]
+    command = [sys.executable, "-m", "pylongctx", "serve", "-m", str(embedded_model()), "--port", "0", *OPTIONS, *store]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr
     for line in process.stderr:
@@ -273,6 +323,7 @@ async def soak(url: str, pid: int, n: int, seed: int, folder: Path) -> tuple[Soa
     clients.random.shuffle(kinds)
     size, memory, disk = max(1, int(PART * n)), [], []
     clients.known = [(await clients.greedy(i))[1] for i in range(len(KNOWN))]
+    clients.turns = {habit: (await clients.converse(habit))[1] for habit in HABITS}
     for first in range(0, n, size):
         await clients.run(kinds[first : first + size])
         memory.append(psutil.Process(pid).memory_info().rss)

@@ -1,6 +1,6 @@
 # Tests, linters and checks of the library.
 
-.PHONY: check test test-all test-peers test-build test-kinds test-arm lint words format fuzz fuzz-files fuzz-states fuzz-calls
+.PHONY: check test test-all test-peers test-build test-kinds test-arm lint words format fuzz fuzz-files fuzz-states fuzz-calls fuzz-requests
 .PHONY: sanitize sanitize-address sanitize-thread cuda-check vulkan-check vulkan-acceptance
 
 # the package whose llama.cpp is pinned: the tests compare with it
@@ -59,13 +59,13 @@ test-all: TEST_EXTRAS := test,eval$(if $(findstring train,$(LCTX_REQUIRE)),$(COM
 test-all: test-build $(if $(NVCC),$(if $(HAS_CUBLAS),,build/cublas))
 	LCTX_REQUIRE=$(TEST_GROUPS),eval,$(LCTX_REQUIRE) $(PYTEST) --all $(PYTEST_ARGS)
 
-# damaged model files, damaged saved states, and random calls of the C API, for an hour together, or FUZZ_ARGS="--seed 7 --count 20000" each;
+# damaged model files, damaged saved states, random calls of the C API and damaged requests, for 80 minutes together, or FUZZ_ARGS="--seed 7 --count 20000" each;
 # a line per input in build/fuzz/*.jsonl, the bad ones and a summary at the end
 FUZZ_ARGS ?= --seed $(shell date +%s) --seconds 1200
 fuzz: test-build
-	$(MAKE) --keep-going fuzz-files fuzz-states fuzz-calls
+	$(MAKE) --keep-going fuzz-files fuzz-states fuzz-calls fuzz-requests
 
-fuzz-files fuzz-states fuzz-calls: fuzz-%: test-build
+fuzz-files fuzz-states fuzz-calls fuzz-requests: fuzz-%: test-build
 	$(BIN)/python tests/fuzz.py $* build/fuzz $(FUZZ_ARGS)
 
 # the programs of others that use the package: LangChain, guidance, LlamaIndex, lm-evaluation-harness (1 GB of packages)

@@ -1,11 +1,11 @@
-"""Fuzz model files, saved states, or calls of the C API, and print what ended in a wrong way, and a summary.
+"""Fuzz model files, saved states, calls of the C API, or a server, and print what ended in a wrong way, and a summary.
 
-    python tests/fuzz.py {files,states,calls} FOLDER [--seed N] [--count N] [--seconds N]
+    python tests/fuzz.py {files,states,calls,requests} FOLDER [--seed N] [--count N] [--seconds N]
 
-FOLDER/KIND.jsonl gets a line per seed: the seed, the architecture (and method), how it ended, the most memory in MiB.
-An end of 0 is that it ran, 3 an exception; a negative number is a signal, ``hang`` more than LIMIT seconds, 1 a wrong
-answer, and the end of stderr follows. Seeds go around the architectures or cases. Exits with 1 when there was another
-end than 0 or 3, or one took more than MEMORY.
+FOLDER/KIND.jsonl gets a line per seed: the seed, the architecture (and method) or the route, how it ended, and the most
+memory in MiB. An end of 0 is that it ran, 3 an exception or an answer of 4xx; a negative number is a signal, ``hang``
+more than LIMIT seconds, 1 a wrong answer, and the end of stderr follows. Seeds go around the architectures, cases or
+routes. Exits with 1 when there was another end than 0 or 3, or one took more than MEMORY.
 """
 
 import argparse
@@ -19,6 +19,7 @@ sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in 
 
 import drivers
 import hostile_driver
+import requests_driver
 from drivers import CASES
 from tiny_gguf import make_model
 from tries import Line
@@ -69,7 +70,7 @@ def is_bad(line: Line) -> bool:
 def main() -> int:
     """Run; returns the exit status."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["files", "states", "calls"])
+    parser.add_argument("kind", choices=["files", "states", "calls", "requests"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=10**9)
@@ -79,6 +80,8 @@ def main() -> int:
     seeds, lines = range(args.seed, args.seed + args.count), []
     if args.kind == "files":
         found = files(args.folder, seeds, args.seconds)
+    elif args.kind == "requests":
+        found = within(requests_driver.run(args.folder, seeds), args.seconds)
     else:
         found = driven(args.kind, args.folder, seeds, args.seconds)
     with (args.folder / f"{args.kind}.jsonl").open("w") as log:

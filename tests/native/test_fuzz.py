@@ -4,6 +4,9 @@ from pathlib import Path
 
 import drivers
 import fuzz
+import httpx
+import pytest
+import requests_driver
 
 DYING = """
 import os, sys
@@ -37,3 +40,48 @@ def test_a_driver_that_dies_is_a_line_of_its_own(tmp_path):
 def test_a_line_that_took_too_much_memory_is_bad():
     assert fuzz.is_bad([1, "case", 0, fuzz.MEMORY + 1])
     assert not fuzz.is_bad([1, "case", 3, fuzz.MEMORY])
+
+
+class Broken(requests_driver.Target):
+    """A server that is not there: what it answers is given."""
+
+    known = "yes"
+
+    def __init__(self, answers, folder):
+        self.answers = iter(answers)
+        self.errors = folder / "server.err"
+        self.errors.write_text("Traceback")
+        transport = httpx.MockTransport(lambda request: next(self.answers)(request))
+        self.http = httpx.Client(base_url="http://a", transport=transport)
+        self.process = type("Ended", (), {"poll": lambda self: -11})()
+
+    def memory(self):
+        return 7
+
+
+def status(code, text="no"):
+    return lambda request: httpx.Response(code, json={"choices": [{"text": text}]}, request=request)
+
+
+def fails(kind):
+    def answer(request):
+        raise kind("gone", request=request)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("seed", "answers", "end"),
+    [
+        (1, [status(200)], [0, 7]),
+        (1, [status(422)], [3, 7]),
+        (1, [status(501)], [3, 7]),
+        (1, [status(500)], [1, 7, "status 500 Traceback"]),
+        (1, [fails(httpx.ReadTimeout)], ["hang", 0]),
+        (1, [fails(httpx.ReadError)], [-11, 0, "ReadError('gone') Traceback"]),
+        (0, [status(200), status(200, "yes")], [0, 7]),
+        (0, [status(200), status(200, "no")], [1, 7, "another answer to the fixed prompt"]),
+    ],
+)
+def test_how_a_request_ends(tmp_path, seed, answers, end):
+    assert requests_driver.outcome(Broken(answers, tmp_path), seed, "/v1/completions", {"prompt": "a"}) == end
