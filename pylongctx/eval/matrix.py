@@ -146,7 +146,8 @@ ALL = "all"
 # fields of tasks that name files, from the folder of the TOML file on
 FILES = ("file", "data", "haystack", "repository")
 GENERATED = ("sentences", SYNTHETIC)  # haystacks that are not files
-KEYS = ("model", "methods", "kv", "lengths", "seed", "chat", "llama", "tasks")
+KEYS = ("model", "methods", "kv", "lengths", "seed", "chat", "llama", "settings", "tasks")
+OF_SETTINGS = ("methods", "kv", "compress", "llama")
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ class PlannedTask:
         Types of K and V: ``"q8_0"``, ``"q8_0/f16"``.
     chat, reuse, compress : bool or Chat, bool, float
         As of ``Cell``.
+    options : dict
+        Arguments of Llama that the task's setting adds to those of the plan.
     """
 
     task: Task
@@ -170,6 +173,7 @@ class PlannedTask:
     chat: bool | Chat = False
     reuse: bool = False
     compress: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> set[tuple[object, ...]]:
@@ -215,7 +219,7 @@ class Matrix:
         spec, rope = split_method(method)
         type_k, _, type_v = kv.partition("/")
         more = scaling(rope, known, length, self.longest) if rope else {}
-        options = {**self.options, **more}
+        options = {**self.options, **wanted.options, **more}
         types, shared = (type_k, type_v or type_k), (wanted.reuse, wanted.compress)
         return Cell(model, spec, wanted.task, length, self.seed, *types, wanted.chat, options, rope, *shared)
 
@@ -294,7 +298,13 @@ def make(table: Mapping[str, Any]) -> Matrix:
     usual = {"lengths": [], "methods": ALL, "kv": "f16", "chat": False}
     common = {name: table.get(name, value) for name, value in usual.items()}
     _methods(common["methods"])  # unknown names are an error even if every task has its own
-    tasks = [wanted for entry in table.get("tasks", []) for wanted in _tasks({**common, **entry})]
+    settings = table.get("settings", [{}])
+    tasks = [
+        wanted
+        for entry in table.get("tasks", [])
+        for setting in entry.get("settings", [{}] if "methods" in entry else settings)
+        for wanted in _tasks({**common, **entry}, setting)
+    ]
     if not tasks:
         raise ValueError('there is no task; add [[tasks]] with kind = "passkey" to the file, or --task passkey')
     _check_distinct(tasks)
@@ -312,9 +322,12 @@ def _methods(words: Any) -> tuple[str, ...]:
     return tuple({split_method(name): name for name in named}.values())
 
 
-def _tasks(entry: Mapping[str, Any]) -> list[PlannedTask]:
-    """Return the tasks of one entry: one, or one for each of several names."""
-    values = dict(entry)
+def _tasks(entry: Mapping[str, Any], setting: Mapping[str, Any]) -> list[PlannedTask]:
+    """Return the tasks of one entry with a setting: one, or one for each of several names."""
+    _check_keys("a setting", setting, OF_SETTINGS)
+    values = {**entry, **setting}
+    values.pop("settings", None)
+    options = values.pop("llama", {})
     kind, lengths = values.pop("kind", None), tuple(_list(values.pop("lengths")))
     methods, kv, chat = _methods(values.pop("methods")), tuple(_list(values.pop("kv"))), _chat(values.pop("chat"))
     if kind not in TASKS:
@@ -334,7 +347,7 @@ def _tasks(entry: Mapping[str, Any]) -> list[PlannedTask]:
     for name in (name for name, value in values.items() if isinstance(value, list) and "tuple" not in known[name]):
         raise ValueError(f"a task of kind {kind!r} has one {name}, not a list; give each its own [[tasks]]")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return [PlannedTask(task_class(kind)(**values, **own), lengths, methods, kv, chat, *shared) for own in each]
+    return [PlannedTask(task_class(kind)(**values, **own), lengths, methods, kv, chat, *shared, options) for own in each]
 
 
 def _chat(wanted: Any) -> bool | Chat:

@@ -91,6 +91,31 @@ def test_jobs_are_the_product():
     assert all(job.options["n_ubatch"] == 64 for job in jobs)
 
 
+def test_settings_are_rows_of_every_task_without_methods_of_its_own():
+    settings = [
+        {"methods": "full", "kv": ["f16", "q4_0"]},
+        {"methods": "longheads", "kv": "q8_0", "llama": {"n_ubatch": 32}},
+        {"methods": "kvzip", "compress": 0.35},
+    ]
+    tasks = [
+        {"kind": "passkey", "tests": 1, "reuse": True},
+        {"kind": "recall", "methods": "window"},
+        {"kind": "ruler", "name": "vt", "settings": settings[:1]},
+    ]
+    matrix = make({"lengths": [300], "llama": {"n_batch": 64}, "settings": settings, "tasks": tasks})
+    rows = [(job.task.name, job.method.partition(",")[0], job.type_k, job.compress) for job in matrix.cells()]
+    full, others = [("full", "f16", 1), ("full", "q4_0", 1)], [("longheads", "q8_0", 1), ("kvzip", "f16", 0.35)]
+    assert rows == [
+        *(("passkey", *row) for row in full + others),
+        ("recall", "window", "f16", 1),
+        *(("vt", *row) for row in full),
+    ]
+    options = [{"verbose": False, "n_batch": 64} | ({"n_ubatch": 32} if row[1] == "longheads" else {}) for row in rows]
+    assert [job.options for job in matrix.cells()] == options
+    with pytest.raises(ValueError, match="a setting has no 'chat'; available: methods, kv, compress, llama"):
+        make({"lengths": [300], "settings": [{"chat": True}], "tasks": [PASSKEY]})
+
+
 def test_files_are_named_from_the_folder_of_the_toml(tmp_path):
     (tmp_path / "m.toml").write_text(
         'model = "a.gguf"\nlengths = [128]\n[[tasks]]\nkind = "perplexity"\nfile = "a.txt"\n'
