@@ -76,7 +76,7 @@ LIMITS = (
     Limit(DENSE, "dense", 600, aim=580),
     Limit(DENSE_OF_TWO, "dense", 615),
     Limit(DENSE_IN_GROUP, "dense", 345),
-    Limit(QUANTIZED, "unpack", 44, aim=25),
+    Limit(QUANTIZED, "unpack", 48, aim=25),
     Limit("score_tiles<*", "scores", 228),
     Limit("score_keys<*, 4, 1>", "scores", 270, aim=240),
     Limit("score_keys<*, 1, 4>", "scores", 635, aim=380),
