@@ -79,7 +79,7 @@ LIMITS = (
     Limit(QUANTIZED, "unpack", 48, aim=25),
     Limit("score_tiles<*", "scores", 228),
     Limit("score_keys<*, 4, 1>", "scores", 270, aim=240),
-    Limit("score_keys<*, 1, 4>", "scores", 635, aim=380),
+    Limit("score_keys<*, 1, 4>", "scores", 605, aim=380),
     Limit("vote<*", "registers", 220),
     Limit("vote<shape<128>>", "scores", 280),
     Limit("vote<*", "unpack", 21.5),
