@@ -8,7 +8,7 @@ The server runs with --deterministic: greedy answers among other requests are co
 ones and whole conversations, with the habits of clients that break a prefix (bench/habits.py counts what they cost).
 
 Exit status 1: the server ended, an answer had the wrong status or another text, the server's memory grew by more than
-2 % after the first two fifths of the requests (with 1000 requests or more), pages of KV memory did not come back, or
+2 % after the first three fifths of the requests (with 1000 requests or more), pages of KV memory did not come back, or
 the store was larger than its limit.
 """
 
@@ -44,7 +44,7 @@ OPTIONS += ["--deterministic", "--cache-ram", "16"]  # a bound that is reached b
 GROWTH = 0.02  # of the server's memory
 PART = 0.2  # share of the requests after which memory is measured
 PAUSE = 0.02  # seconds between two questions to /health
-WARM = 2  # parts until the server is warm: threads, heaps, connections
+WARM = 3  # parts until the server is warm: threads, connections, and heaps with room for kept sequences of all sizes
 ENOUGH = 1000  # requests from which on growth is judged
 WORDS = "It was the best of times, it was the worst of times, it was the age of wisdom".split()
 TOOL = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
