@@ -22,9 +22,10 @@ struct lctx_few_integers {
 
     explicit lctx_few_integers(const lctx_columns & c)
         : bytes((int8_t *)(c.q + (size_t)lctx_few_pad(c.n) * c.dim)),
-          scales((float *)(bytes + (size_t)lctx_few_pad(c.n) * c.dim)),
+          scales((float *)(bytes + (size_t)n_row(c.n) * c.dim)),
           n(c.n),
           dim(c.dim) {}
+    static int n_row(int n) { return LCTX_HAS_I8MM && n > 1 ? lctx_round_up(n, 2) : lctx_few_pad(n); }
     bool in_pairs() const { return LCTX_HAS_I8MM && n > 1; }
 };
 
