@@ -1,4 +1,4 @@
-"""Count the inner loops of the kernels for 64-bit ARM: instructions, and cycles as llvm-mca models three CPUs.
+"""Count the inner loops of the kernels for 64-bit ARM: instructions, and cycles as llvm-mca models CPUs.
 
     make wheel ARCH=aarch64
     python bench/arm_loops.py
@@ -21,8 +21,14 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build/linux-aarch64"
-FLAGS = "-mcpu=generic+v8_2a+dotprod+fullfp16"  # of the kind armv8.2
-PIPES = {"neoverse-n1": 2, "neoverse-v1": 4, "neoverse-v2": 4}  # for vectors; Cortex-A76 is N1's core
+FLAGS = {"armv8.2": "-mcpu=generic+v8_2a+dotprod+fullfp16"}
+FLAGS["armv8.6"] = FLAGS["armv8.2"] + "+i8mm+bf16"
+PIPES = {"neoverse-n1": 2, "neoverse-n2": 2, "neoverse-v1": 4, "neoverse-v2": 4}  # for vectors
+# Cortex-A76 is N1's core, which has no i8mm
+CPUS = {
+    "armv8.2": ("neoverse-n1", "neoverse-v1", "neoverse-v2"),
+    "armv8.6": ("neoverse-n2", "neoverse-v1", "neoverse-v2"),
+}
 ITERATIONS = 200
 ATTEND, SELECT, UPSTREAM = "native/cpu/attend.cpp", "native/cpu/select.cpp", "arch/arm/quants.c"
 
@@ -38,7 +44,7 @@ class Loop:
     pairs: int  # of a key and a query, or a value and a weight, times channels
 
 
-LOOPS = (
+OF_8_2 = (
     Loop(SELECT, r"index_tileILi4ELi2E", "index, 4 keys x 8 columns x 4 channels", 8, 128),
     # products, levels by table, their codes: three shifts, and three masks, as the last shift leaves two bits
     Loop(SELECT, r"index_scores_nILi2ELi1E", "index, 16 keys x 1 column x 16 channels", 16 + 16 + 12 + 12, 256),
@@ -57,10 +63,20 @@ LOOPS = (
     Loop(UPSTREAM, r"^ggml_vec_dot_q8_0_q8_0$", "llama.cpp, q8_0 keys, 1 x 1 column x 64 channels", 4 + 4, 64),
     Loop(UPSTREAM, r"^ggml_vec_dot_q4_0_q8_0$", "llama.cpp, q4_0 keys, 1 x 1 column x 64 channels", 4 + 8 + 4, 64),
 )
+OF_8_6 = (
+    Loop(SELECT, r"index_tileILi8ELi2E", "index, 8 keys x 8 columns x 8 channels", 16, 512),
+    Loop(ATTEND, r"key_tileILi4ELi2E", "q8_0 keys, 4 x 8 columns x 32 channels", 32 + 8 * 3, 1024),
+    # keys laid in pairs, products, for two keys and two columns a conversion and the products with both scales, and the
+    # scales of four keys
+    Loop(ATTEND, r"few_pair_scores_nI10block_q8_0Li2E", "q8_0 keys, 4 x 2 columns x 32 channels", 8 + 8 + 6 + 3, 256),
+    Loop(ATTEND, r"few_pair_scores_nI10block_q8_0Li4E", "q8_0 keys, 4 x 4 columns x 32 channels", 8 + 16 + 12 + 3, 512),
+    Loop(ATTEND, r"few_pair_scores_nI10block_q4_0Li4E", "q4_0 keys, 4 x 4 columns x 32 channels", 52 + 3, 512),
+)
+LOOPS = {"armv8.2": OF_8_2, "armv8.6": OF_8_6}
 
 
-def assembly(file: str, build: Path, zig: str) -> list[str]:
-    """Return the instructions and labels of a source file, compiled as the build does and for armv8.2."""
+def assembly(file: str, kind: str, build: Path, zig: str) -> list[str]:
+    """Return the instructions and labels of a source file, compiled as the build does and for a kind."""
     commands = json.loads((build / "compile_commands.json").read_text())
     entry = next(one for one in commands if one["file"].endswith(file))
     words = shlex.split(entry["command"])
@@ -68,7 +84,7 @@ def assembly(file: str, build: Path, zig: str) -> list[str]:
     compiler = "cc" if file.endswith(".c") else "c++"
     with TemporaryDirectory() as folder:
         to = Path(folder) / "code.s"
-        target = ["-target", "aarch64-linux-gnu.2.28", FLAGS, "-g0", "-S", "-o", str(to)]
+        target = ["-target", "aarch64-linux-gnu.2.28", FLAGS[kind], "-g0", "-S", "-o", str(to)]
         subprocess.run([zig, compiler, *kept, *target, entry["file"]], cwd=entry["directory"], check=True)
         return to.read_text("latin-1").splitlines()
 
@@ -95,15 +111,32 @@ def cycles(code: list[str], cpu: str) -> float:
     """Return the cycles of a round of a loop as llvm-mca models a CPU."""
     newest = (shutil.which(f"llvm-mca{version}") for version in ("-21", "-20", "-19", ""))
     program = next(filter(None, newest), "llvm-mca")
-    words = [program, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+fullfp16", f"-iterations={ITERATIONS}"]
+    features = "-mattr=+dotprod,+fullfp16,+i8mm"
+    words = [program, "-mtriple=aarch64", f"-mcpu={cpu}", features, f"-iterations={ITERATIONS}"]
     done = subprocess.run(words, input="\n".join(code), capture_output=True, text=True, check=True)
     total = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
     assert total is not None
     return int(total[1]) / ITERATIONS
 
 
+def print_table(kind: str, texts: dict[str, list[str]]) -> None:
+    """Print a row for each loop of a kind."""
+    cpus = CPUS[kind]
+    print(f"| {kind} | instructions | needed on vectors |" + "".join(f" {cpu} |" for cpu in cpus) + " pairs a cycle |")
+    print("|---" * (4 + len(cpus)) + "|")
+    for loop in LOOPS[kind]:
+        found = [code for code in loops(texts[loop.file], loop.function) if len(code) >= 8]
+        products = [code for code in found if any(re.match("sdot|smmla|fmla", text) for text in code)]
+        code = min(products, key=len)
+        times = {cpu: cycles(code, cpu) for cpu in cpus}
+        cells = [f"{time:.1f} ({time * PIPES[cpu] / loop.needed:.2f})" for cpu, time in times.items()]
+        rate = loop.pairs / times[cpus[0]]
+        print(f"| {loop.work} | {len(code)} | {loop.needed} | {' | '.join(cells)} | {rate:.1f} |")
+    print()
+
+
 def main() -> None:
-    """Print a row for each loop."""
+    """Print a table for each kind."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--build", type=Path, default=BUILD, help="folder of a build with compile_commands.json")
     build = parser.parse_args().build
@@ -111,17 +144,9 @@ def main() -> None:
         [sys.executable, "-c", "import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / 'zig')"],
         capture_output=True, text=True, check=True,
     ).stdout.strip()  # fmt: skip
-    texts = {file: assembly(file, build, zig) for file in dict.fromkeys(loop.file for loop in LOOPS)}
-    print("| loop | instructions | needed on vectors |" + "".join(f" {cpu} |" for cpu in PIPES) + " pairs a cycle |")
-    print("|---" * (4 + len(PIPES)) + "|")
-    for loop in LOOPS:
-        found = [code for code in loops(texts[loop.file], loop.function) if len(code) >= 8]
-        products = [code for code in found if any(re.match("sdot|fmla", text) for text in code)]
-        code = min(products, key=len)
-        times = {cpu: cycles(code, cpu) for cpu in PIPES}
-        cells = [f"{time:.1f} ({time * PIPES[cpu] / loop.needed:.2f})" for cpu, time in times.items()]
-        rate = loop.pairs / times["neoverse-n1"]
-        print(f"| {loop.work} | {len(code)} | {loop.needed} | {' | '.join(cells)} | {rate:.1f} |")
+    for kind in FLAGS:
+        files = dict.fromkeys(loop.file for loop in LOOPS[kind])
+        print_table(kind, {file: assembly(file, kind, build, zig) for file in files})
 
 
 if __name__ == "__main__":

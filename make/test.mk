@@ -142,9 +142,11 @@ QEMU_ARM     = $(shell command -v qemu-aarch64 || command -v qemu-aarch64-static
 # variables of qemu instead of its options: they are for its children too
 PYTHON_ARM   = PYTHONPATH=$(CURDIR)/build/arm/site QEMU_LD_PREFIX=$(CURDIR)/build/arm/root
 ARM_CPUS    := armv8.0=cortex-a57 armv8.2=cortex-a76 armv8.6=max,sve=off
+# not thousands of random operations on pages: emulated they take hours, and no kernel of ARM's decides them
+ARM_TESTS    = $(filter-out %/test_pages.py %/test_corm_sequences.py,$(ALONE_TESTS))
 test-arm: $(VENV)/.wheel-tools
 	$(BIN)/python tests/support/arm_root.py build/arm
 	$(MAKE) wheel-unpacked ARCH=aarch64 INTO=build/arm/site WHEEL_ARGS="-C cmake.define.LCTX_HARNESS=ON"
 	@cd tests && set -e; for pair in $(ARM_CPUS); do echo "$$pair"; \
 	    PYLONGCTX_CPU=$${pair%%=*} QEMU_CPU=$${pair#*=} $(PYTHON_ARM) $(QEMU_ARM) $(CURDIR)/build/arm/root/usr/bin/python3.11 \
-	        -S -m pytest -q -p no:cacheprovider $(ALONE_TESTS) $(PYTEST_ARGS); done
+	        -S -m pytest -q -p no:cacheprovider $(ARM_TESTS) $(PYTEST_ARGS); done

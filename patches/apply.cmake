@@ -36,7 +36,9 @@ function(lctx_fetch out)
         file(GLOB tarball "${folder}/*-${pin_version}.tar.gz")
         if(NOT tarball)
             message(STATUS "Fetching upstream with pip (about 77 MB)")
-            execute_process(COMMAND "${Python3_EXECUTABLE}" -m pip download --quiet --disable-pip-version-check --no-deps
+            # pip runs upstream's own build for its metadata: with packages of this machine, also when the wheel is for another one
+            execute_process(COMMAND "${CMAKE_COMMAND}" -E env --unset=_PYTHON_HOST_PLATFORM
+                                    "${Python3_EXECUTABLE}" -m pip download --quiet --disable-pip-version-check --no-deps
                                     --no-binary llama-cpp-python --require-hashes -r "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/upstream.txt" -d "${folder}"
                             RESULT_VARIABLE failed)
             file(GLOB tarball "${folder}/*-${pin_version}.tar.gz")

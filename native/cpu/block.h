@@ -33,19 +33,20 @@ struct lctx_states {
 // Scratch of a thread for one block.
 struct lctx_block_scratch {
     float * s;        // [BLOCK][n_pad]
-    float * v;        // [BLOCK][dim_v]
+    float * v;        // [BLOCK][dim_v], or two scales for each group of a key
     float * factor;   // [n_pad]
     float * queries;  // lctx_columns
     float * k;        // [BLOCK][head_dim_k]
     float * rotated;  // [head_dim_k]
 
+    static int n_value(int dim_k, int dim_v) { return std::max(dim_v, 2 * dim_k / 32); }
     static size_t n_float(int n_pad, int dim_k, int dim_v) {
-        return (size_t)LCTX_BLOCK * (std::max(n_pad, LCTX_FEW_COLUMNS) + dim_v + dim_k) + n_pad +
+        return (size_t)LCTX_BLOCK * (std::max(n_pad, LCTX_FEW_COLUMNS) + n_value(dim_k, dim_v) + dim_k) + n_pad +
                lctx_columns::n_float(n_pad, dim_k) + dim_k;
     }
     lctx_block_scratch(float * p, int n_pad, int dim_k, int dim_v) {
         s = p, p += (size_t)LCTX_BLOCK * std::max(n_pad, LCTX_FEW_COLUMNS);
-        v = p, p += (size_t)LCTX_BLOCK * dim_v;
+        v = p, p += (size_t)LCTX_BLOCK * n_value(dim_k, dim_v);
         queries = p, p += lctx_columns::n_float(n_pad, dim_k);
         k = p, p += (size_t)LCTX_BLOCK * dim_k;
         factor = p, p += n_pad;

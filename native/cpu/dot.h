@@ -1,4 +1,4 @@
-// Products of four bytes in one step (dpbusd: AVX-512 VNNI, AVX-VNNI; sdot: ARMv8.2).
+// Products of four bytes in one step (dpbusd: AVX-512 VNNI, AVX-VNNI; sdot: ARMv8.2), and of matrices (smmla: i8mm).
 //
 // One factor is small: below 128 it is the same with a sign and without one. LCTX_DOT_SIGNED says which of both a
 // larger one may have.
@@ -36,6 +36,22 @@ template <int LANE> static inline lctx_vi lctx_vdot_lane(lctx_vi sum, lctx_vi by
 
 #ifndef LCTX_DOT_SIGNED
 #define LCTX_DOT_SIGNED 0
+#endif
+
+#if defined(__ARM_FEATURE_MATMUL_INT8) && LCTX_DOT_SIGNED
+#define LCTX_HAS_I8MM 1
+// sum + the products of two rows of eight signed bytes with two others: lanes a0 b0, a0 b1, a1 b0, a1 b1.
+static inline lctx_vi lctx_vmatmul(lctx_vi sum, lctx_vi a, lctx_vi b) {
+    return (lctx_vi)vmmlaq_s32((int32x4_t)sum, (int8x16_t)a, (int8x16_t)b);
+}
+
+// For lctx_vpick: the lower or upper lanes of both in turn, and one half of each.
+typedef std::integer_sequence<int, 0, 4, 1, 5> lctx_lower_in_turn;
+typedef std::integer_sequence<int, 2, 6, 3, 7> lctx_upper_in_turn;
+typedef std::integer_sequence<int, 0, 1, 4, 5> lctx_lower_halves;
+typedef std::integer_sequence<int, 2, 3, 6, 7> lctx_upper_halves;
+#else
+#define LCTX_HAS_I8MM 0
 #endif
 
 #if LCTX_DOT_SIGNED

@@ -1,7 +1,8 @@
 // Scores of few columns by integers, where one instruction multiplies four signed bytes with four others (sdot): keys
 // in q8_0 and q4_0 as they are stored, queries rounded for every 32 channels as in key-integers.h. For 32 channels of a
 // column and a key, floats take 8 products and the conversions of the key; here it is 2 products, a conversion and the
-// scale.
+// scale. With i8mm, two keys and two columns take 4 products and one of each of the others; a single column has no
+// other.
 #pragma once
 
 #include "key-integers.h"
@@ -11,7 +12,9 @@ static inline bool lctx_few_in_integers(const lctx_attend_args & a, const lctx_c
 }
 
 #if LCTX_DOT_SIGNED
-// The queries of few columns as bytes, after their floats; value = scale * byte.
+// The queries of few columns as bytes, after their floats; value = scale * byte. In pairs, for i8mm:
+//   bytes   [n rounded up / 2][dim / 8][2][8]
+//   scales  [n rounded up / 2][dim / GROUP][4], as the products of two keys and two columns lie
 struct lctx_few_integers {
     int8_t * bytes;  // [n rounded up by lctx_few_pad][dim]
     float * scales;  // [n rounded up][dim / GROUP]
@@ -19,13 +22,42 @@ struct lctx_few_integers {
 
     explicit lctx_few_integers(const lctx_columns & c)
         : bytes((int8_t *)(c.q + (size_t)lctx_few_pad(c.n) * c.dim)),
-          scales((float *)(bytes + (size_t)lctx_few_pad(c.n) * c.dim)),
+          scales((float *)(bytes + (size_t)n_row(c.n) * c.dim)),
           n(c.n),
           dim(c.dim) {}
+    static int n_row(int n) { return LCTX_HAS_I8MM && n > 1 ? lctx_round_up(n, 2) : lctx_few_pad(n); }
+    bool in_pairs() const { return LCTX_HAS_I8MM && n > 1; }
 };
+
+#if LCTX_HAS_I8MM
+// A last column without a neighbor has zeros beside it, whose scores are not read.
+static inline void lctx_round_pairs(const lctx_columns & columns, const lctx_few_integers & to) {
+    constexpr int STEP = 8;
+    const int n_group = to.dim / LCTX_KEY_GROUP;
+    for (int i = 0; i < lctx_round_up(to.n, 2) * n_group; i++) {
+        const int column = i / n_group, group = i % n_group, at = column / 2 * n_group + group;
+        int8_t bytes[LCTX_KEY_GROUP] = {};
+        lctx_scale scale = {};
+        if (column < to.n) {
+            const float * values = columns.q + i * LCTX_KEY_GROUP;
+            scale = lctx_scale_of(values, LCTX_KEY_GROUP);
+            lctx_round(values, LCTX_KEY_GROUP, scale.inverse, bytes);
+        }
+        for (int x = 0; x < LCTX_KEY_GROUP; x += STEP) {
+            memcpy(to.bytes + at * 2 * LCTX_KEY_GROUP + 2 * x + column % 2 * STEP, bytes + x, STEP);
+        }
+        to.scales[at * LCTX_VL + column % 2] = to.scales[at * LCTX_VL + 2 + column % 2] = scale.scale;
+    }
+}
+#endif
 
 static inline void lctx_round_few(const lctx_columns & columns) {
     const lctx_few_integers to(columns);
+#if LCTX_HAS_I8MM
+    if (to.in_pairs()) {
+        return lctx_round_pairs(columns, to);
+    }
+#endif
     for (int i = 0; i < lctx_few_pad(to.n) * to.dim / LCTX_KEY_GROUP; i++) {
         const float * values = columns.q + i * LCTX_KEY_GROUP;
         const lctx_scale scale = lctx_scale_of(values, LCTX_KEY_GROUP);
@@ -101,9 +133,84 @@ template <typename B, int N> static LCTX_KERNEL void lctx_few_integer_scores_n(c
     }
 }
 
+#if LCTX_HAS_I8MM
+// The same for N columns from `column` on, which are in pairs.
+template <typename B, int N> static LCTX_KERNEL void lctx_few_pair_scores_n(const lctx_stored & k, int n,
+                                                                            const lctx_few_integers & q, int column,
+                                                                            float * s) {
+    const int n_group = q.dim / LCTX_KEY_GROUP;
+    const size_t step = GGML_PAD(LCTX_VL * sizeof(B), 64);
+    for (int i = 0; i < n; i += LCTX_VL) {
+        const B * row[LCTX_VL];
+        for (int x = 0; x < LCTX_VL; x++) {
+            row[x] = (const B *)(k.data + std::min(i + x, n - 1) * k.row_size);
+        }
+        size_t ahead = i * k.row_size;
+        const size_t end = k.next ? ahead + LCTX_VL * k.row_size : 0;
+        lctx_vf sum[N / 2][2] = {};
+        for (int g = 0; g < n_group; g++) {
+            if (ahead < end) {
+                lctx_prefetch(k.next + ahead, step);
+                ahead += step;
+            }
+            lctx_vf scales;
+            for (int x = 0; x < LCTX_VL; x++) {
+                scales[x] = lctx_from_half(row[x][g].d);
+            }
+            const lctx_vf of_keys[2] = {lctx_vpick(scales, scales, std::integer_sequence<int, 0, 0, 1, 1>{}),
+                                        lctx_vpick(scales, scales, std::integer_sequence<int, 2, 2, 3, 3>{})};
+            lctx_vi key[2][4];
+            for (int p = 0; p < 2; p++) {
+                const lctx_key_halves even = lctx_halves_of(row[2 * p][g]), odd = lctx_halves_of(row[2 * p + 1][g]);
+                key[p][0] = lctx_vpick((lctx_vi)even.low, (lctx_vi)odd.low, lctx_lower_halves{});
+                key[p][1] = lctx_vpick((lctx_vi)even.low, (lctx_vi)odd.low, lctx_upper_halves{});
+                key[p][2] = lctx_vpick((lctx_vi)even.high, (lctx_vi)odd.high, lctx_lower_halves{});
+                key[p][3] = lctx_vpick((lctx_vi)even.high, (lctx_vi)odd.high, lctx_upper_halves{});
+            }
+            for (int c = 0; c < N / 2; c++) {
+                const int at = (column / 2 + c) * n_group + g;
+                const lctx_vf of_columns = lctx_vload(q.scales + at * LCTX_VL);
+                lctx_vi part[2];
+                std::fill_n(part, 2, lctx_vi{} + 0x4b400000);  // as in lctx_few_integer_scores_n
+                for (int x = 0; x < 4; x++) {
+                    lctx_vi bytes;
+                    memcpy(&bytes, q.bytes + at * 2 * LCTX_KEY_GROUP + x * sizeof(bytes), sizeof(bytes));
+                    for (int p = 0; p < 2; p++) {
+                        part[p] = lctx_vmatmul(part[p], key[p][x], bytes);
+                    }
+                }
+                for (int p = 0; p < 2; p++) {
+                    sum[c][p] += ((lctx_vf)part[p] - 12582912.0f) * (of_keys[p] * of_columns);
+                }
+            }
+        }
+        for (int c = 0; c < N / 2; c++) {
+            float * to = s + 2 * c * LCTX_BLOCK + i;
+            lctx_vstore(to, lctx_vpick(sum[c][0], sum[c][1], std::integer_sequence<int, 0, 2, 4, 6>{}));
+            lctx_vstore(to + LCTX_BLOCK, lctx_vpick(sum[c][0], sum[c][1], std::integer_sequence<int, 1, 3, 5, 7>{}));
+        }
+    }
+}
+
+// Four or two columns at a time.
+template <typename B>
+static inline void lctx_few_pair_scores(const lctx_stored & k, int n, const lctx_few_integers & q, float * s) {
+    for (int c = 0; c < q.n; c += 4) {
+        const lctx_stored kc = lctx_prefetched_once(k, c);
+        float * sc = s + (size_t)c * LCTX_BLOCK;
+        q.n - c > 2 ? lctx_few_pair_scores_n<B, 4>(kc, n, q, c, sc) : lctx_few_pair_scores_n<B, 2>(kc, n, q, c, sc);
+    }
+}
+#endif
+
 // One or two columns at a time: sums of four keys for more of them do not fit in registers.
 template <typename B>
 static inline void lctx_few_integer_scores(const lctx_stored & k, int n, const lctx_few_integers & q, float * s) {
+#if LCTX_HAS_I8MM
+    if (q.in_pairs()) {
+        return lctx_few_pair_scores<B>(k, n, q, s);
+    }
+#endif
     for (int c = 0; c < q.n; c += 2) {
         const lctx_stored kc = lctx_prefetched_once(k, c);
         float * sc = s + (size_t)c * LCTX_BLOCK;

@@ -221,7 +221,19 @@ template <int BITS> static inline void lctx_index_few(const lctx_index_shape & s
     }
 }
 
-// The levels of a group as unsigned bytes: words[word][row], n_channel / 4 words.
+// Where a word of a row of many lies, of n rows. For i8mm, words of neighboring parts of the codes follow each other,
+// so that a vector has eight channels of two rows.
+static inline size_t lctx_index_word(const lctx_index_shape & shape, int32_t word, int row, int n) {
+#if LCTX_HAS_I8MM
+    const int32_t n_word = shape.n_code() / lctx_index_shape::WORD, part = word / n_word;
+    return ((size_t)(part / 2 * n_word + word % n_word) * n + row) * 2 + part % 2;
+#else
+    (void)shape;
+    return (size_t)word * n + row;
+#endif
+}
+
+// The levels of a group as unsigned bytes: n_channel / 4 words of each row, at lctx_index_word.
 template <int BITS>
 static inline void lctx_index_unpack(const lctx_index_shape & shape, const char * group, int32_t * words) {
     constexpr int PER_BYTE = 8 / BITS, GROUP = lctx_index_shape::GROUP;
@@ -230,15 +242,25 @@ static inline void lctx_index_unpack(const lctx_index_shape & shape, const char 
     for (int lane = 0; lane < GROUP; lane += LCTX_VL) {
         for (int32_t at = 0; at < n_word; at++) {
             lctx_vi codes = lctx_vload_words(group + shape.word_at(at, lane));
+#if LCTX_HAS_I8MM
+            for (int part = 0; part < PER_BYTE; part += 2, codes >>= 2 * BITS) {
+                const lctx_vi even = lctx_index_levels_of<BITS>(codes & MASK);
+                const lctx_vi odd = lctx_index_levels_of<BITS>((codes >> BITS) & MASK);
+                const lctx_vi pairs[2] = {lctx_vpick(even, odd, lctx_lower_in_turn{}),
+                                          lctx_vpick(even, odd, lctx_upper_in_turn{})};
+                memcpy(words + lctx_index_word(shape, part * n_word + at, lane, GROUP), pairs, sizeof(pairs));
+            }
+#else
             for (int part = 0; part < PER_BYTE; part++, codes >>= BITS) {
                 const lctx_vi levels = lctx_index_levels_of<BITS>(codes & MASK);
-                memcpy(words + (size_t)(part * n_word + at) * GROUP + lane, &levels, sizeof(levels));
+                memcpy(words + lctx_index_word(shape, part * n_word + at, lane, GROUP), &levels, sizeof(levels));
             }
+#endif
         }
     }
 }
 
-// Many queries, side by side: bytes as words [n_channel / 4][n_pad], starts and scales [n_pad].
+// Many queries, side by side: bytes as words at lctx_index_word of n_pad rows, starts and scales [n_pad].
 struct lctx_index_columns {
     const int32_t * words;
     const int32_t * starts;
@@ -247,6 +269,44 @@ struct lctx_index_columns {
 };
 
 // s[row][column] of RM rows from `row` on and RN vectors of columns from `first` on. keys: lctx_index_unpack.
+#if LCTX_HAS_I8MM
+template <int RM, int RN> static LCTX_KERNEL void lctx_index_tile(const int32_t * keys, int32_t n_word, int row,
+                                                                  const float * key_scales,
+                                                                  const lctx_index_columns & q, int first, float * s) {
+    lctx_vi sum[RM / 2][RN][2];
+    for (int j = 0; j < RN; j++) {
+        const lctx_vi start = lctx_vload_words(q.starts + first + j * LCTX_VL);
+        for (int i = 0; i < RM / 2; i++) {
+            sum[i][j][0] = lctx_vpick(start, start, lctx_lower_halves{});
+            sum[i][j][1] = lctx_vpick(start, start, lctx_upper_halves{});
+        }
+    }
+    const int32_t * columns = q.words + 2 * first;
+    keys += 2 * row;
+    for (int32_t at = 0; at < n_word; at += 2, keys += 2 * lctx_index_shape::GROUP, columns += 2 * q.n_pad) {
+        lctx_vi key[RM / 2];
+        for (int i = 0; i < RM / 2; i++) {
+            key[i] = lctx_vload_words(keys + i * LCTX_VL);
+        }
+        for (int j = 0; j < 2 * RN; j++) {
+            const lctx_vi column = lctx_vload_words(columns + j * LCTX_VL);
+            for (int i = 0; i < RM / 2; i++) {
+                sum[i][j / 2][j % 2] = lctx_vmatmul(sum[i][j / 2][j % 2], key[i], column);
+            }
+        }
+    }
+    for (int j = 0; j < RN; j++) {
+        const lctx_vf scale = lctx_vload(q.scales + first + j * LCTX_VL);
+        for (int i = 0; i < RM; i++) {
+            const lctx_vi * both = sum[i / 2][j];
+            const lctx_vi own = i % 2 ? lctx_vpick(both[0], both[1], lctx_upper_halves{})
+                                      : lctx_vpick(both[0], both[1], lctx_lower_halves{});
+            lctx_vstore(s + (size_t)(row + i) * q.n_pad + first + j * LCTX_VL,
+                        __builtin_convertvector(own, lctx_vf) * scale * key_scales[row + i]);
+        }
+    }
+}
+#else
 template <int RM, int RN> static LCTX_KERNEL void lctx_index_tile(const int32_t * keys, int32_t n_word, int row,
                                                                   const float * key_scales,
                                                                   const lctx_index_columns & q, int first, float * s) {
@@ -310,11 +370,14 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_index_tile(const int32_t 
         }
     }
 }
+#endif
 
 // s[row][column], [16][n_pad]; keys: room for 16 * n_channel / 4 words.
 template <int BITS> static inline void lctx_index_many(const lctx_index_shape & shape, const char * group,
                                                        const lctx_index_columns & q, int32_t * keys, float * s) {
-    constexpr int GROUP = lctx_index_shape::GROUP, RM = LCTX_VL == 16 ? 8 : LCTX_HAS_SHORT_SUMS ? 2 : 4;
+    constexpr int GROUP = lctx_index_shape::GROUP, RM = LCTX_VL == 16 || LCTX_HAS_I8MM ? 8
+                                                        : LCTX_HAS_SHORT_SUMS          ? 2
+                                                                                       : 4;
     const int32_t n_word = shape.n_channel() / lctx_index_shape::WORD;
     float scales[GROUP];
     lctx_index_unpack<BITS>(shape, group, keys);

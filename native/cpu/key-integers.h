@@ -3,6 +3,7 @@
 // channels of a column and a key take 32 products in f32, 16 in bf16 (pairs.h), and here 3 instructions for the scales
 // and
 //   with VNNI, sdot  8 products of four bytes; queries have 8 bits, as in llama.cpp
+//   with i8mm        4 products of two keys and two columns, and scales for both at once
 //   with AVX2 alone  16 products of two words and 16 sums, which other ports execute in parallel; queries have 16 bits
 #pragma once
 
@@ -49,12 +50,13 @@ constexpr int LCTX_KEY_STEP = 4 / sizeof(lctx_key_integer);  // channels that ar
 constexpr int LCTX_KEY_BITS = 32 / LCTX_KEY_STEP;
 constexpr int LCTX_KEY_ZERO = std::is_signed_v<lctx_key_integer> ? 0 : 128;  // what is added to a key
 constexpr int LCTX_QUERY_MOST = (1 << (LCTX_KEY_BITS - 1)) - 1;
+constexpr int LCTX_KEY_SCALES = LCTX_HAS_I8MM ? 2 : 1;  // the scale of a key, as often as a vector has it
 
 // Queries as signed integers, in place of the floats of their columns; value = scale * integer.
 struct lctx_query_integers {
-    int32_t * steps;   // [dim / STEP][n_pad] the channels of a step of a column
+    int32_t * steps;   // [dim / STEP][n_pad] the channels of a step of a column; see lctx_pair_columns
     float * scales;    // [dim / GROUP][n_pad]
-    int32_t * starts;  // [dim / GROUP][n_pad] -ZERO * the sum of the integers
+    int32_t * starts;  // [dim / GROUP][n_pad] -ZERO * the sum of the integers, or scales for i8mm
     int n_pad, n_group;
 
     explicit lctx_query_integers(const lctx_columns & c)
@@ -64,6 +66,28 @@ struct lctx_query_integers {
           n_pad(c.n_pad),
           n_group(c.dim / LCTX_KEY_GROUP) {}
 };
+
+#if LCTX_HAS_I8MM
+// Rows 2 i and 2 i + 1 of four columns, as matrices of two columns and eight channels: columns 0 and 1 in row 2 i, 2
+// and 3 in the other. Scales lie as the products do, those of columns 2 and 3 in place of starts.
+static inline void lctx_pair_columns(const lctx_query_integers & to, int group, int first) {
+    constexpr int N_STEP = LCTX_KEY_GROUP / LCTX_KEY_STEP;
+    int32_t * steps = to.steps + (size_t)group * N_STEP * to.n_pad + first;
+    for (int i = 0; i < N_STEP; i += 2) {
+        lctx_vi even, odd;
+        memcpy(&even, steps + (size_t)i * to.n_pad, sizeof(even));
+        memcpy(&odd, steps + (size_t)(i + 1) * to.n_pad, sizeof(odd));
+        const lctx_vi low = lctx_vpick(even, odd, lctx_lower_in_turn{}),
+                      high = lctx_vpick(even, odd, lctx_upper_in_turn{});
+        memcpy(steps + (size_t)i * to.n_pad, &low, sizeof(low));
+        memcpy(steps + (size_t)(i + 1) * to.n_pad, &high, sizeof(high));
+    }
+    float *low = to.scales + group * to.n_pad + first, *high = (float *)to.starts + group * to.n_pad + first;
+    const lctx_vf scale = lctx_vload(low);
+    lctx_vstore(low, lctx_vpick(scale, scale, lctx_lower_halves{}));
+    lctx_vstore(high, lctx_vpick(scale, scale, lctx_upper_halves{}));
+}
+#endif
 
 // LCTX_VL columns of one group. The rows of a step become one of integers, which takes the place of rows that were
 // read.
@@ -89,8 +113,12 @@ static inline void lctx_round_group(const lctx_query_integers & to, const float 
         memcpy(to.steps + (size_t)(group * LCTX_KEY_GROUP + i) / LCTX_KEY_STEP * to.n_pad + first, &step, sizeof(step));
     }
     lctx_vstore(to.scales + group * to.n_pad + first, top / (float)LCTX_QUERY_MOST + zero);
+#if LCTX_HAS_I8MM
+    lctx_pair_columns(to, group, first);
+#else
     total *= -LCTX_KEY_ZERO;
     memcpy(to.starts + group * to.n_pad + first, &total, sizeof(total));
+#endif
 }
 
 static inline void lctx_round_queries(const lctx_columns & columns) {
@@ -123,6 +151,72 @@ static inline float lctx_key_bytes(const lctx_float_group & b, int8_t * to) {
     return scale.scale;
 }
 
+#if LCTX_HAS_I8MM
+// Pairs of keys: integers [n / 2][dim / 8][2][8], scales [n / 2][dim / GROUP][4] as the products lie. The last of an
+// odd number is its own neighbor.
+template <typename B> static inline void lctx_fill_keys(const lctx_stored & rows, int n, int n_group,
+                                                        lctx_key_integer * integers, float * scales) {
+    constexpr int STEP = 8;
+    for (int i = 0; i < n; i += 2) {
+        const B * even = (const B *)(rows.data + i * rows.row_size);
+        const B * odd = (const B *)(rows.data + std::min(i + 1, n - 1) * rows.row_size);
+        for (int g = 0; g < n_group; g++, integers += 2 * LCTX_KEY_GROUP, scales += LCTX_VL) {
+            int8_t bytes[2][LCTX_KEY_GROUP];
+            const float scale = lctx_key_bytes(even[g], bytes[0]), next = lctx_key_bytes(odd[g], bytes[1]);
+            lctx_vstore(scales, lctx_vf{scale, scale, next, next});
+            for (int x = 0; x < 2 * LCTX_KEY_GROUP; x += STEP) {
+                memcpy(integers + x, bytes[x / STEP % 2] + x / STEP / 2 * STEP, STEP);
+            }
+        }
+    }
+}
+
+// Scores of RM / 2 pairs of keys and RN vectors of columns. An odd number n of keys has no row for the neighbor of the
+// last.
+template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_integer * k, const float * k_scales,
+                                                                const lctx_query_integers & q, int first, float * s,
+                                                                int n) {
+    const int64_t k_row = q.n_group * LCTX_KEY_GROUP * 2, q_row = q.n_pad;
+    const int32_t * steps = q.steps + first;
+    const float * scales[2] = {q.scales + first,
+                               (const float *)q.starts + first};  // of each half of a vector of columns
+    lctx_vf sums[RM / 2][RN][2] = {};
+    for (int g = 0; g < q.n_group; g++) {
+        lctx_vi part[RM / 2][RN][2] = {};
+#pragma GCC unroll 4
+        for (int x = 0; x < LCTX_KEY_GROUP * 2; x += sizeof(lctx_vi), steps += 2 * q_row) {
+            lctx_vi key[RM / 2];
+            for (int i = 0; i < RM / 2; i++) {
+                memcpy(&key[i], k + i * k_row + g * LCTX_KEY_GROUP * 2 + x, sizeof(lctx_vi));
+            }
+            for (int j = 0; j < 2 * RN; j++) {
+                lctx_vi columns;
+                memcpy(&columns, steps + j % 2 * q_row + j / 2 * LCTX_VL, sizeof(columns));
+                for (int i = 0; i < RM / 2; i++) {
+                    part[i][j / 2][j % 2] = lctx_vmatmul(part[i][j / 2][j % 2], key[i], columns);
+                }
+            }
+        }
+        for (int j = 0; j < 2 * RN; j++) {
+            const lctx_vf scale = lctx_vload(scales[j % 2] + g * q.n_pad + j / 2 * LCTX_VL);
+            for (int i = 0; i < RM / 2; i++) {
+                sums[i][j / 2][j % 2] += __builtin_convertvector(part[i][j / 2][j % 2], lctx_vf) *
+                                         (scale * lctx_vload(k_scales + (i * q.n_group + g) * LCTX_VL));
+            }
+        }
+    }
+    for (int i = 0; i < RM; i += 2) {
+        for (int j = 0; j < RN; j++) {
+            const lctx_vf * both = sums[i / 2][j];
+            float * to = s + i * q.n_pad + first + j * LCTX_VL;
+            lctx_vstore(to, lctx_vpick(both[0], both[1], lctx_lower_halves{}));
+            if (i + 1 < n) {
+                lctx_vstore(to + q.n_pad, lctx_vpick(both[0], both[1], lctx_upper_halves{}));
+            }
+        }
+    }
+}
+#else
 // integers: [n][dim], scales: [n][dim / GROUP]
 template <typename B> static inline void lctx_fill_keys(const lctx_stored & rows, int n, int n_group,
                                                         lctx_key_integer * integers, float * scales) {
@@ -141,7 +235,8 @@ template <typename B> static inline void lctx_fill_keys(const lctx_stored & rows
 
 // Scores of RM keys and RN vectors of columns.
 template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_integer * k, const float * k_scales,
-                                                                const lctx_query_integers & q, int first, float * s) {
+                                                                const lctx_query_integers & q, int first, float * s,
+                                                                int) {
     const int64_t k_row = q.n_group * LCTX_KEY_GROUP, q_row = q.n_pad;
     const int32_t * steps = q.steps + first;
     lctx_vf sums[RM][RN] = {};
@@ -202,6 +297,7 @@ template <int RM, int RN> static LCTX_KERNEL void lctx_key_tile(const lctx_key_i
         }
     }
 }
+#endif
 
 // `beside(key, n)` is called after the products of keys [key, key + n).
 template <int RN, typename F> static inline void lctx_key_columns(int n, const lctx_key_integer * k,
@@ -210,20 +306,25 @@ template <int RN, typename F> static inline void lctx_key_columns(int n, const l
     constexpr int RM =
         LCTX_VL == 16 ? 6
                       : 4;  // 24 of 32 registers; of 16, sums wait in memory while the integers of a group are added
+    constexpr int REST = LCTX_HAS_I8MM ? 2 : 1;
+    const auto tile = [&](auto rows, int i) {
+        const int group = i * q.n_group, n_row = std::min<int>(rows, n - i);
+        lctx_key_tile<rows, RN>(k + group * LCTX_KEY_GROUP, k_scales + group * LCTX_KEY_SCALES, q, first,
+                                s + i * q.n_pad, n_row);
+        beside(i, n_row);
+    };
     int i = 0;
     for (; i + RM <= n; i += RM) {
-        lctx_key_tile<RM, RN>(k + i * q.n_group * LCTX_KEY_GROUP, k_scales + i * q.n_group, q, first, s + i * q.n_pad);
-        beside(i, RM);
+        tile(std::integral_constant<int, RM>{}, i);
     }
-    for (; i < n; i++) {
-        lctx_key_tile<1, RN>(k + i * q.n_group * LCTX_KEY_GROUP, k_scales + i * q.n_group, q, first, s + i * q.n_pad);
-        beside(i, 1);
+    for (; i < n; i += REST) {
+        tile(std::integral_constant<int, REST>{}, i);
     }
 }
 
 // s[key][column] of n keys; queries were rounded. `beside(key, n)` is called once for every key, n keys at a time.
-//   integers  [n][dim], over the floats of keys that were gathered
-//   scales    [n][dim / GROUP]
+//   integers  [n][dim], of an even n, over the floats of keys that were gathered
+//   scales    [n][dim / GROUP][KEY_SCALES], of an even n
 template <typename F> static LCTX_ALONE void lctx_integer_scores(const lctx_columns & columns, const lctx_stored & rows,
                                                                  int n, lctx_key_integer * integers, float * scales,
                                                                  float * s, F && beside) {

@@ -8,8 +8,8 @@
 
 #include "scores.h"
 
-// The queries of the columns, rounded: where there are few, bytes [column][n_channel]; else words [n_channel /
-// 4][n_pad].
+// The queries of the columns, rounded: where there are few, bytes [column][n_channel]; else words as
+// lctx_index_columns has them.
 struct lctx_key_columns {
     const lctx_select_args & a;
     const lctx_select_scratch & w;
@@ -40,7 +40,8 @@ struct lctx_key_columns {
             int8_t * to = row ? row : bytes + (size_t)c * n_channel;
             query[c] = lctx_index_round(a.index, w.rotated, LOG2_E * a.scale, to);
             for (int32_t i = 0; row && i < n_word; i++) {
-                memcpy(words + (size_t)i * n_pad + c, row + i * lctx_index_shape::WORD, lctx_index_shape::WORD);
+                memcpy(words + lctx_index_word(a.index, i, c, n_pad), row + i * lctx_index_shape::WORD,
+                       lctx_index_shape::WORD);
             }
         }
         for (int c = 0; c < n_pad; c++) {

@@ -16,8 +16,8 @@ PACKAGES = (
     *(f"python{PYTHON}-minimal", f"libpython{PYTHON}-minimal", f"libpython{PYTHON}-stdlib", "libc6", "libgcc-s1"),
     *("libstdc++6", "zlib1g", "libexpat1", "libffi8", "libssl3", "libbz2-1.0", "liblzma5", "libsqlite3-0", "libuuid1"),
 )
-WHEELS = ("numpy", "cffi", "pytest", "hypothesis", "gguf", "rich", "llguidance", "markdown-it-py")
-PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+WHEELS = ("numpy", "cffi", "pytest", "hypothesis", "gguf", "rich", "llguidance~=1.9", "markdown-it-py")
+PLATFORMS = ("manylinux_2_31", "manylinux_2_28", "manylinux_2_17", "manylinux2014")
 QEMU = ("qemu-aarch64", "qemu-aarch64-static")
 
 
