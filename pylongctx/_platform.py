@@ -119,9 +119,9 @@ def address_limit() -> int | None:
 
 def resident_bytes(process: int) -> int:
     """Return the memory of another process; 0 when it has exited, and on other systems than Linux."""
-    with suppress(OSError, ValueError, IndexError):
-        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") if sys.platform != "win32" else 0
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError, IndexError):
+            return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""native/ compiled by zig's clang for systems that are not Linux: ``python tests/portable.py BUILD``.
+"""native/ compiled by zig's clang for systems that are not Linux: ``python tests/portable.py BUILD [TARGET]...``.
 
 BUILD is the folder of a build with LCTX_HARNESS: its commands name the sources, with their headers, definitions and
 warnings. What is for a GPU is left out. zig remembers what it has compiled, so a second run is quick.
@@ -46,18 +46,19 @@ def complaints(target: str, file: Path, words: list[str], folder: Path) -> str:
     return "" if done.returncode == 0 else done.stderr or f"{file}: exit status {done.returncode}"
 
 
-def main(build: Path) -> int:
-    """Compile all files for all targets; returns how many failed."""
-    jobs = [(target, file, words) for target in TARGETS for file, words in commands(build.resolve()).items()]
+def main(build: Path, *targets: str) -> int:
+    """Compile all files for the targets, or for all; returns how many failed."""
+    targets = targets or tuple(TARGETS)
+    jobs = [(target, file, words) for target in targets for file, words in commands(build.resolve()).items()]
     with TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         failed = 0
         for said in pool.map(lambda job: complaints(*job, Path(folder)), jobs):
             failed += bool(said)
             if said:
                 print(said, flush=True)
-    print(f"{len(jobs)} compilations for {', '.join(TARGETS)}: {failed} failed")
+    print(f"{len(jobs)} compilations for {', '.join(targets)}: {failed} failed")
     return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])) > 0)
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]) > 0)
