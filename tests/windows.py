@@ -36,7 +36,7 @@ def expected(method: str) -> tuple[list[list[int]], np.ndarray]:
         logits = []
         for batch in batches:
             llm.eval(batch)
-            logits.append(llm.scores[llm.n_tokens - 1].copy())
+            logits.append(llm.scores[-1].copy())
     return batches, np.array(logits)
 
 
