@@ -24,7 +24,8 @@ WINES = ("wine64", "wine", "/usr/lib/wine/wine64")
 FIELDS = {"n_ctx": 2048, "n_batch": 512, "n_ubatch": 512, "n_threads": 2, "n_threads_batch": 2}
 METHODS = ("longheads,chunk_size=64,window=512", "full")
 TEXT = "Alice was beginning to get very tired of sitting by her sister on the bank. The number {} is on the door.\n"
-MOST_DIFFERENCE = 0.05  # of logits
+# root mean square, by the standard deviation of the logits; with LCTX_WEIGHTS=0 those of this machine differ by 0.011
+MOST_DIFFERENCE = 0.02
 OFFSETS = dict(ffi.typeof("lctx_context_params").fields)
 
 
@@ -77,11 +78,13 @@ def main(library: Path, folder: Path) -> int:
             "sizes": {kind: ffi.sizeof(f"lctx_{kind}_params") for kind in ("model", "context")},
         }
         said, logits = on_windows(library, folder.resolve(), job)
-        difference = np.abs(logits - wanted).max(axis=1)
+        difference = np.sqrt(np.square(logits - wanted).mean(axis=1)) / wanted.std(axis=1)
         same = (logits.argmax(axis=1) == wanted.argmax(axis=1)).all()
         ok = same and difference.max() < MOST_DIFFERENCE and said["n_past"] == sum(map(len, batches))
         failed += not ok
-        print(f"{said['method']}: {'as here' if ok else 'DIFFERS'}, logits by up to {difference.max():.4f}")
+        print(
+            f"{said['method']}: {'as here' if ok else 'DIFFERS'}, logits by {difference.max():.4f} of deviation"
+        )
     return failed
 
 
