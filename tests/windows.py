@@ -82,9 +82,7 @@ def main(library: Path, folder: Path) -> int:
         same = (logits.argmax(axis=1) == wanted.argmax(axis=1)).all()
         ok = same and difference.max() < MOST_DIFFERENCE and said["n_past"] == sum(map(len, batches))
         failed += not ok
-        print(
-            f"{said['method']}: {'as here' if ok else 'DIFFERS'}, logits by {difference.max():.4f} of deviation"
-        )
+        print(f"{said['method']}: {'as here' if ok else 'DIFFERS'}, logits by {difference.max():.4f} of deviation")
     return failed
 
 
