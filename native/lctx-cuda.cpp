@@ -4,8 +4,9 @@
 #include "cuda/module.h"
 #include "handles.h"
 #include "lctx.h"
+#include "platform/system.h"
 
-#include <dlfcn.h>
+#include <cstring>
 #include <memory>
 #include <mutex>
 
@@ -31,12 +32,8 @@ void forward_log(ggml_log_level level, const char * text, void *) {
     callback(level, text, user_data);
 }
 
-void close_library(void * library) {
-    dlclose(library);
-}
-
 const lctx_cuda_module & module_of(void * library) {
-    const auto get = (decltype(&lctx_cuda_module_get))dlsym(library, "lctx_cuda_module_get");
+    const auto get = (decltype(&lctx_cuda_module_get))lctx_library_symbol(library, "lctx_cuda_module_get");
     if (!get) {
         throw lctx_refusal("it is not a library of pylongctx-cuda");
     }
@@ -52,9 +49,9 @@ void load(const char * path) {
     if (strcmp(architectures, "null") != 0) {
         throw lctx_refusal("there is a CUDA backend already");
     }
-    std::unique_ptr<void, decltype(&close_library)> library(dlopen(path, RTLD_NOW | RTLD_LOCAL), close_library);
+    std::unique_ptr<void, decltype(&lctx_library_close)> library(lctx_library_open(path), lctx_library_close);
     if (!library) {
-        throw lctx_refusal(dlerror());
+        throw lctx_refusal(lctx_library_error());
     }
     const lctx_cuda_module & module = module_of(library.get());
     module.log_set(forward_log, nullptr);

@@ -3,11 +3,13 @@
 They depend on the system, the control groups of the process, its resource limits and its CPU affinity.
 """
 
+import mmap
 import os
-import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from pylongctx._platform import address_limit, free_ram, usable_cpus
 
 # File names and fields of memory.stat, for versions 2 and 1 of control groups.
 V2 = ("memory.max", "memory.current", ("inactive_file", "active_file"))
@@ -17,7 +19,7 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", 
 def free_bytes(root: Path = Path("/")) -> int:
     """Return the bytes that this process can still allocate, counting the page cache as free."""
     rooms = (_room(folder, *(V2 if unified else V1)) for folder, unified in _groups(root, "memory"))
-    return min([_available(root), *address_room(root), *(room for room in rooms if room is not None)])
+    return min([free_ram(root), *address_room(root), *(room for room in rooms if room is not None)])
 
 
 def disk_free(folder: Path) -> int | None:
@@ -38,7 +40,7 @@ def available_cores(root: Path = Path("/")) -> int:
 
     Threads that share a core share its arithmetic and its caches, so generation is fastest with one per core.
     """
-    n, cpus = available_cpus(root), _cpus()
+    n, cpus = available_cpus(root), usable_cpus()
     files = [root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus]
     if not files or not all(file.is_file() for file in files):
         return max(1, n // 2)
@@ -46,24 +48,14 @@ def available_cores(root: Path = Path("/")) -> int:
 
 
 def _affinity() -> int:
-    return len(_cpus()) or os.cpu_count() or 1
-
-
-def _cpus() -> set[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-
-
-def _available(root: Path) -> int:
-    fields = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    return len(usable_cpus()) or os.cpu_count() or 1
 
 
 def address_room(root: Path = Path("/")) -> Iterator[int]:
     """Yield the bytes of address space that ``ulimit -v`` leaves for allocations and mappings."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
+    if (limit := address_limit()) is not None:
         pages = int((root / "proc/self/statm").read_text().split()[0])
-        yield max(0, limit - pages * resource.getpagesize())
+        yield max(0, limit - pages * mmap.PAGESIZE)
 
 
 # ---- control groups ----

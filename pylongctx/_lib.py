@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._cpu import cpu_features, cpu_kind
+from pylongctx._platform import LIBRARY
 from pylongctx.errors import Aborted, ContextFull, DeviceLost, InvalidInput, LctxError
 
 __all__ = [
@@ -38,7 +39,7 @@ CTYPES: dict[Any, str] = {np.int32: "int32_t[]", np.float32: "float[]", np.uint8
 def library_path() -> Path:
     """Return the path of the library, which is always inside the package. A wheel has one for each kind of CPU."""
     # Joined before str(): an editable install spreads the package over two folders.
-    library = Path(str(resources.files("pylongctx") / "lib" / "libllama.so")).resolve()
+    library = Path(str(resources.files("pylongctx") / "lib" / LIBRARY)).resolve()
     return library.parent / cpu_kind(library.parent, cpu_features()) / library.name
 
 

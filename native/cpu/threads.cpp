@@ -2,8 +2,7 @@
 // threads spin for as long as they wait, take cores from other processes and do not outlive a fork.
 #include "ggml-cpu.h"
 #include "native/hooks.h"
-
-#include <pthread.h>
+#include "native/platform/system.h"
 
 #include <algorithm>
 #include <atomic>
@@ -59,7 +58,7 @@ lender & threads_of_process() {
         const auto lock = [] { threads_of_process().mutex.lock(); };
         const auto unlock = [] { threads_of_process().mutex.unlock(); };
         const auto forget = [] { threads_of_process().pools.clear(), threads_of_process().mutex.unlock(); };
-        pthread_atfork(lock, unlock, forget);
+        lctx_at_fork(lock, unlock, forget);
         return new lender;  // never deleted: threads may compute while the process ends
     }();
     return *l;

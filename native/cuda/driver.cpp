@@ -1,13 +1,18 @@
 // The calls of the driver that are made here, looked up in its library where there is one: without a driver ours loads
 // all the same, and finds no GPU.
+#include "../platform/system.h"
+
 #include <cuda.h>
-#include <dlfcn.h>
 
 namespace {
 
 void * find(const char * name) {
-    static void * const driver = dlopen("libcuda.so.1", RTLD_NOW);
-    return driver ? dlsym(driver, name) : nullptr;
+#ifdef _WIN32
+    static void * const driver = lctx_library_open("nvcuda.dll");
+#else
+    static void * const driver = lctx_library_open("libcuda.so.1");
+#endif
+    return driver ? lctx_library_symbol(driver, name) : nullptr;
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ enable_language(CUDA)
 
 if(NOT GGML_CUDA_NO_VMM)
     # instead of the driver's own library, which a machine without a GPU does not have
-    add_library(lctx-cuda-driver STATIC "${CMAKE_SOURCE_DIR}/native/cuda/driver.cpp")
+    add_library(lctx-cuda-driver STATIC "${CMAKE_SOURCE_DIR}/native/cuda/driver.cpp"
+                                        "${CMAKE_SOURCE_DIR}/native/platform/system.cpp")
     target_include_directories(lctx-cuda-driver SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
     target_link_libraries(lctx-cuda-driver PRIVATE ${CMAKE_DL_LIBS})
     add_library(CUDA::cuda_driver ALIAS lctx-cuda-driver)

@@ -1,7 +1,7 @@
 // lctx_roofline_run: bandwidths and rate of matrix products. For bench.
 #include "roofline.h"
 
-#include <fstream>
+#include "../platform/memory.h"
 #include "cpu/roofline.h"
 
 namespace {
@@ -59,17 +59,8 @@ void run(lctx_roofline_args & args) {
 }  // namespace
 
 size_t lctx_cache_bytes() {
-    size_t most = 0;
-    for (int i = 0; i < 8; i++) {
-        std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(i) + "/size");
-        size_t n = 0;
-        char unit = 0;
-        if (file >> n >> unit) {
-            most = std::max(most, n << (unit == 'M' ? 20 : 10));
-        }
-    }
-    lctx_require(most > 0,
-                 "the size of the last-level cache is unknown: /sys/devices/system/cpu/cpu0/cache does not say");
+    const size_t most = lctx_largest_cache();
+    lctx_require(most > 0, "the size of the last-level cache is unknown: the system does not say");
     return most;
 }
 

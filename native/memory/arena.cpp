@@ -1,24 +1,18 @@
 #include "arena.h"
 
 #include "../base/backend.h"
+#include "../platform/memory.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
 #include <algorithm>
 #include <cstdlib>
 
 namespace {
 
-size_t system_page() {
-    static const auto size = (size_t)sysconf(_SC_PAGESIZE);
-    return size;
-}
-
 // 0: memory of the CPU need not be committed.
 size_t strict_grain() {
     const char * text = getenv("LCTX_STRICT_ARENA");
     const size_t n = text ? strtoul(text, nullptr, 10) : 0;
-    return n > 0 ? GGML_PAD(n, system_page()) : 0;
+    return n > 0 ? GGML_PAD(n, lctx_page_size()) : 0;
 }
 
 // Addresses of the CPU: all zero, committed by the system when they are first written to.
@@ -26,20 +20,7 @@ class host_arena : public lctx_arena {
   public:
     ~host_arena() override {
         buffer_.reset();
-        munmap(data_, size_);
-    }
-
-    // nullptr when the system refuses.
-    static char * reserve(size_t size, int protection, bool shrinks) {
-        void * data = mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (data == MAP_FAILED) {
-            return nullptr;
-        }
-#ifdef MADV_HUGEPAGE
-        madvise(data, size,
-                shrinks ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);  // a huge page stays while any part of it is in use
-#endif
-        return (char *)data;
+        lctx_pages_end(data_, size_);
     }
 
     host_arena(char * data, size_t size) : data_(data), size_(size) {
@@ -47,9 +28,9 @@ class host_arena : public lctx_arena {
     }
 
     void give_back(size_t from, size_t end) override {
-        const size_t mask = system_page() - 1, first = (from + mask) & ~mask, last = end & ~mask;
+        const size_t mask = lctx_page_size() - 1, first = (from + mask) & ~mask, last = end & ~mask;
         if (first < last) {
-            madvise(data_ + first, last - first, MADV_DONTNEED);
+            lctx_pages_discard(data_ + first, last - first);
         }
     }
 
@@ -66,23 +47,20 @@ class strict_arena final : public host_arena {
     bool commits() const override { return true; }
 
     bool commit(size_t from, size_t end) override {
-        return grains_.commit(from, end,
-                              [&](size_t first, size_t last) { return protect(first, last, PROT_READ | PROT_WRITE); });
+        return grains_.commit(from, end, [&](size_t first, size_t last) { return use(first, last, true); });
     }
 
     void give_back(size_t from, size_t end) override {
         grains_.give_back(from, end, [&](size_t first, size_t last) {
             host_arena::give_back(first, last);
-            return protect(first, last, PROT_NONE);
+            return use(first, last, false);
         });
     }
 
     uint64_t committed() const override { return grains_.committed(); }
 
   private:
-    bool protect(size_t from, size_t end, int protection) {
-        return mprotect(data_ + from, end - from, protection) == 0;
-    }
+    bool use(size_t from, size_t end, bool usable) { return lctx_pages_use(data_ + from, end - from, usable); }
 
     lctx_grains grains_;
 };
@@ -128,17 +106,18 @@ std::unique_ptr<lctx_arena> on_buffer(ggml_backend_buffer_t buffer) {
 std::unique_ptr<lctx_arena> create_on_host(size_t size, bool shrinks) {
     const size_t grain = strict_grain();
     size = grain > 0 ? GGML_PAD(size, grain) : size;
-    char * data = host_arena::reserve(size, grain > 0 ? PROT_NONE : PROT_READ | PROT_WRITE, shrinks);
+    char * data = lctx_pages_reserve(size, grain == 0);
     if (!data) {
         return nullptr;
     }
+    lctx_pages_prefer_huge(data, size, !shrinks);  // a huge page stays while any part of it is in use
     return grain > 0 ? std::make_unique<strict_arena>(data, size, grain) : std::make_unique<host_arena>(data, size);
 }
 
 }  // namespace
 
 size_t lctx_arena_grain(ggml_backend_buffer_type_t buft) {
-    return buft == ggml_backend_cpu_buffer_type() ? std::max(system_page(), strict_grain()) : device_grain(buft);
+    return buft == ggml_backend_cpu_buffer_type() ? std::max(lctx_page_size(), strict_grain()) : device_grain(buft);
 }
 
 std::unique_ptr<lctx_arena> lctx_arena_create(ggml_backend_buffer_type_t buft, size_t size, bool shrinks) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../ops/row-file.h"
+#include "../platform/file.h"
 #include "arena.h"
 
 #include <atomic>
@@ -47,13 +48,13 @@ class lctx_file_arena final : public lctx_arena, public lctx_row_file {
     };
     place place_of(size_t address) const;
     template <typename F> bool each_piece(const char * at, size_t size, F && f);
-    bool fail(const char * what);
+    bool fail(const char * what, const std::string & why);
 
     const std::string folder_;
     const std::vector<part> parts_;
     const size_t stripe_;  // bytes of a unit of all tensors
     const size_t size_;
-    int file_ = -1;
+    lctx_unnamed_file file_;
     char * data_ = nullptr;
     lctx_grains grains_;
     std::atomic<uint64_t> n_read_{0}, n_written_{0}, nanoseconds_{0};

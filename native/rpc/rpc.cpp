@@ -2,13 +2,10 @@
 
 #include "../base/firewall.h"
 #include "../base/refusal.h"
+#include "../platform/socket.h"
+#include "../platform/system.h"
 #include "../rpc-version.h"
 
-#include <netdb.h>
-#include <sys/socket.h>
-#include <sys/time.h>
-#include <unistd.h>
-#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -48,48 +45,31 @@ std::pair<std::string, std::string> split(const std::string & endpoint) {
     return {endpoint.substr(0, colon), port};
 }
 
-struct connected_socket {
-    int fd = -1;
-    ~connected_socket() {
-        if (fd >= 0) {
-            close(fd);
-        }
-    }
-};
-
-void connect_to(connected_socket & s, const std::string & endpoint) {
+void connect_to(lctx_connection & connection, const std::string & endpoint) {
     const auto [host, port] = split(endpoint);
-    addrinfo hints = {}, *found = nullptr;
-    hints.ai_family = AF_INET;
-    hints.ai_socktype = SOCK_STREAM;
-    if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) {
-        refuse(endpoint, "the host is not known");
-    }
-    const std::unique_ptr<addrinfo, void (*)(addrinfo *)> addresses(found, freeaddrinfo);
-    const timeval timeout = {TIMEOUT_SECONDS, 0};
-    s.fd = socket(found->ai_family, found->ai_socktype, found->ai_protocol);
-    setsockopt(s.fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));  // of connect too
-    setsockopt(s.fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
-    if (s.fd < 0 || connect(s.fd, found->ai_addr, found->ai_addrlen) != 0) {
-        refuse(endpoint, std::string("no connection (") + strerror(errno) + "); start it with: pylongctx rpc-server");
+    switch (connection.open(host, port)) {
+        case lctx_connection::reached::yes:          return;
+        case lctx_connection::reached::unknown_host: refuse(endpoint, "the host is not known");
+        case lctx_connection::reached::no:
+            refuse(endpoint, "no connection (" + lctx_system_error() + "); start it with: pylongctx rpc-server");
     }
 }
 
 // Greet the server as ggml would, and hang up.
 void probe(const std::string & endpoint) {
-    connected_socket s;
-    connect_to(s, endpoint);
+    lctx_connection server(TIMEOUT_SECONDS);
+    connect_to(server, endpoint);
     uint8_t greeting[1 + sizeof(N_CAPS) + N_CAPS] = {HELLO};
     memcpy(greeting + 1, &N_CAPS, sizeof(N_CAPS));
     hello_answer answer = {};
-    if (send(s.fd, greeting, sizeof(greeting), MSG_NOSIGNAL) != (ssize_t)sizeof(greeting)) {
-        refuse(endpoint, std::string("it does not listen (") + strerror(errno) + ")");
+    if (!server.send(greeting, sizeof(greeting))) {
+        refuse(endpoint, "it does not listen (" + lctx_system_error() + ")");
     }
-    const ssize_t n = recv(s.fd, &answer, sizeof(answer), MSG_WAITALL);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+    const lctx_connection::received received = server.receive(&answer, sizeof(answer));
+    if (received == lctx_connection::received::late) {
         refuse(endpoint, "it does not answer: it serves another client (one at a time), or it is not an RPC server");
     }
-    if (n < (ssize_t)sizeof(answer)) {
+    if (received == lctx_connection::received::less) {
         refuse(endpoint, "it hung up: it is not an RPC server, or one of another version");
     }
     const auto version = [](int major, int minor, int patch) {
@@ -230,6 +210,6 @@ void lctx_rpc_serve_devices(const std::string & endpoint, std::vector<ggml_backe
     split(endpoint);
     auto * serve = rpc_function<decltype(ggml_backend_rpc_start_server)>("ggml_backend_rpc_start_server");
     serve(endpoint.c_str(), nullptr, (size_t)n_threads, devices.size(), devices.data());
-    throw lctx_refusal("cannot listen on " + endpoint + " (" + strerror(errno) +
+    throw lctx_refusal("cannot listen on " + endpoint + " (" + lctx_system_error() +
                        "): give an IPv4 address of this machine and a free port");
 }

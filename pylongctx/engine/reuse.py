@@ -1,6 +1,5 @@
 """Reuse of evaluated tokens: a plan of pieces for a prompt, each from one source, their reading and loading."""
 
-import os
 import queue
 import threading
 from abc import ABC, abstractmethod
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pylongctx._log import LOG
+from pylongctx._platform import lower_priority
 from pylongctx.engine.documents import Document, Placed, common
 from pylongctx.engine.prefix import Gap, find_gaps, longest_prefix
 from pylongctx.engine.session import Session, Watcher
@@ -77,9 +77,8 @@ class Fetch(Generic[Item]):
         self._room.release()
 
     def _run(self) -> None:
-        if hasattr(os, "setpriority"):
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # only this thread, on Linux
+        with suppress(OSError):
+            lower_priority(threading.get_native_id(), NICENESS)
         end: Exception | None = None
         try:
             for item in self._items:

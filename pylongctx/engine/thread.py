@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from pylongctx._platform import thread_seconds
 from pylongctx.engine.call_lock import NESTED
 from pylongctx.engine.compress import CompressionReport
 from pylongctx.engine.engine import Engine
@@ -88,7 +89,7 @@ class EngineThread:
         """Return the CPU time of the thread."""
         if self._thread.ident is None or not self._thread.is_alive():
             return 0.0
-        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+        return thread_seconds(self._thread.ident)
 
     def refuse_nested(self) -> None:
         """Raise RuntimeError in the engine's own thread, which would wait for itself."""

@@ -1,7 +1,10 @@
 """Peak memory of this process."""
 
 import re
+import sys
 from pathlib import Path
+
+from pylongctx._platform import peak_bytes
 
 RESET = "5"  # the value that Linux expects
 
@@ -17,6 +20,8 @@ def reset_peak_memory(process: Path = Path("/proc/self")) -> bool:
 
 def peak_memory(process: Path = Path("/proc/self")) -> int:
     """Return the peak in bytes; not from getrusage, whose value is inherited from the parent."""
+    if sys.platform != "linux":
+        return peak_bytes()
     found = re.search(r"VmHWM:\s+(\d+) kB", (process / "status").read_text(encoding="utf-8", errors="replace"))
     if not found:
         raise RuntimeError(f"{process}/status has no VmHWM")

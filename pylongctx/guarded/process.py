@@ -3,7 +3,6 @@
 import atexit
 import os
 import re
-import select
 import signal
 import struct
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from pylongctx._closed import at_exit
 from pylongctx._lib import error, lib, library_path
+from pylongctx._platform import has_data
 
 PROGRAM = Path(__file__).with_name("worker.py")
 CPU_SECONDS = 5  # limit of one call
@@ -80,11 +80,10 @@ class _Worker:
 
     def _read(self, size: int, until: float) -> bytes:
         assert self._process.stdout is not None
-        poll, found = select.poll(), bytearray()
-        poll.register(self._process.stdout, select.POLLIN)
+        found = bytearray()
         while len(found) < size:
             left = until - time.monotonic()
-            if left <= 0 or not poll.poll(1000 * left):
+            if left <= 0 or not has_data(self._process.stdout, left):
                 raise TimeoutError
             piece = self._process.stdout.read(min(size - len(found), 2**20))
             if not piece:
@@ -152,7 +151,7 @@ _pool = _Pool()
 
 
 def _why(code: int, message: str) -> str:
-    if code == -signal.SIGXCPU:
+    if sys.platform != "win32" and code == -signal.SIGXCPU:
         return "takes too long and was stopped"
     if code == -signal.SIGSEGV:
         return "recurses endlessly or nests too deeply"

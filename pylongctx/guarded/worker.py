@@ -7,7 +7,7 @@ the text or the reason of the failure.
 
 import ctypes
 import math
-import resource
+import os
 import signal
 import struct
 import sys
@@ -103,8 +103,13 @@ class GuardedLibrary:
         return int(template)
 
 
-def limit(kind: int, most: int) -> None:
-    """Set a limit of this process, not above its initial value."""
+def limit(name: str, most: int) -> None:
+    """Set a limit of this process, not above its initial value; Windows has none, only the caller's clock."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    kind = getattr(resource, name)
     first, hard = INITIAL_LIMITS.setdefault(kind, resource.getrlimit(kind))
     resource.setrlimit(kind, (most if first == resource.RLIM_INFINITY else min(most, first), hard))
 
@@ -112,7 +117,7 @@ def limit(kind: int, most: int) -> None:
 def answer(library: GuardedLibrary, most_text: int) -> tuple[bool, bytes]:
     """Run the call read from stdin."""
     seconds, n = struct.unpack("<QQ", read(16))
-    limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + seconds)
+    limit("RLIMIT_CPU", math.ceil(time.process_time()) + seconds)
     parts = [read(*struct.unpack("<Q", read(8))) for _ in range(n)]
     try:
         text = library.call(*parts)
@@ -136,9 +141,10 @@ def main() -> None:
     path, memory, most_text = sys.argv[1], *map(int, sys.argv[2:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main program handles Ctrl-C
     library = GuardedLibrary(path)
-    with open("/proc/self/statm", encoding="ascii") as sizes:
-        limit(resource.RLIMIT_AS, int(sizes.read().split()[0]) * resource.getpagesize() + memory)
-    limit(resource.RLIMIT_CORE, 0)
+    if sys.platform == "linux":  # macOS does not say what is used
+        with open("/proc/self/statm", encoding="ascii") as sizes:
+            limit("RLIMIT_AS", int(sizes.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + memory)
+    limit("RLIMIT_CORE", 0)
     while True:
         ok, text = answer(library, most_text)
         sys.stdout.buffer.write(struct.pack("<BQ", ok, len(text)) + text)

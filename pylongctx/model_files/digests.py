@@ -12,6 +12,7 @@ from pathlib import Path
 from pylongctx._cache_folder import cache_folder
 from pylongctx._lib import error, lib
 from pylongctx._log import LOG
+from pylongctx._platform import lower_priority
 from pylongctx.errors import LctxError
 from pylongctx.model_files.gguf import FileLayout, file_id, layout_of, shards
 
@@ -59,8 +60,7 @@ class ModelFiles:
         threading.Thread(target=self._prepare, name="pylongctx-weights", daemon=True).start()
 
     def _prepare(self) -> None:
-        # lowers the priority of this thread only
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        lower_priority(threading.get_native_id(), LOWEST_PRIORITY)
         with suppress(LctxError):  # raised again when a caller needs the digest
             self.weights()
 
@@ -138,9 +138,10 @@ def _quick(paths: Sequence[str], layouts: Sequence[FileLayout]) -> tuple[str, st
             starts = sorted({*layout.starts.values()})
             if starts and starts[-1] > size:
                 raise error(lib.LCTX_INVALID, f"{path} ends after {size} bytes, before its last tensor begins")
-            header.update(os.pread(file.fileno(), min(layout.header, size), 0))
+            header.update(file.read(min(layout.header, size)))
             data.update(size.to_bytes(8, "little"))
             for start, end in zip(starts, [*starts[1:], size], strict=False):  # the first one may have no tensors
                 for offset, length in pages(start, end):
-                    data.update(os.pread(file.fileno(), length, offset))
+                    file.seek(offset)
+                    data.update(file.read(length))
     return header.hexdigest(), data.hexdigest()

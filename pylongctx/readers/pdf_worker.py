@@ -1,7 +1,6 @@
 """The program that reads a PDF, see ``pdf.py``: SYS_PATH MEMORY SECONDS MAX_TEXT, the file on stdin, JSON on stdout."""
 
 import json
-import resource
 import statistics
 import sys
 from collections.abc import Iterator
@@ -124,8 +123,14 @@ def answer(data: bytes, most_text: int) -> dict[str, Any]:
 
 
 def limit(memory: int, seconds: int) -> None:
-    """Set the limits of this process."""
-    for kind, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_CORE, 0)):
+    """Set the limits of this process: on Windows none, and on macOS none of memory, which it would refuse."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    kinds = [(resource.RLIMIT_CPU, seconds), (resource.RLIMIT_CORE, 0)]
+    kinds += [(resource.RLIMIT_AS, memory)] if sys.platform == "linux" else []
+    for kind, most in kinds:
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 

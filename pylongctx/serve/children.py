@@ -22,6 +22,7 @@ import httpx
 
 from pylongctx._lib import InvalidInput
 from pylongctx._log import LOG
+from pylongctx._platform import resident_bytes
 from pylongctx._units import bytes_text
 from pylongctx.catalog import CATALOG
 from pylongctx.model_files.gguf import SPLIT_NAME
@@ -34,7 +35,6 @@ BACKLOG = 1024
 TICK = 0.05  # minimum seconds between two looks for idle models
 SLOW = 10.0  # seconds for a process to exit after its grace period
 LAST_LINES = 20  # number of last lines of a process to keep
-PAGE_SIZE = os.sysconf("SC_PAGESIZE")
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,7 @@ class Child:
     def n_bytes(self) -> int:
         """The actual or expected memory of the model: the size of its files, or of its process if that is more."""
         if self._process is not None and self._process.returncode is None:
-            with suppress(OSError, ValueError, IndexError):  # the process has exited, or there is no /proc
-                pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-                self._most_bytes = max(self._most_bytes, pages * PAGE_SIZE)
+            self._most_bytes = max(self._most_bytes, resident_bytes(self._process.pid))
         return max(self.source.size, self._most_bytes)
 
     def hold(self, quiet: bool = False) -> None:

@@ -1,6 +1,5 @@
 """A folder of blocks shared by several processes: files are written atomically, the least recently used are removed."""
 
-import fcntl
 import os
 import re
 import tempfile
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pylongctx._log import LOG
+from pylongctx._platform import take_lock
 from pylongctx.engine.saved_state import LlamaState, read_identity
 from pylongctx.errors import LctxError
 
@@ -106,7 +106,7 @@ class Folder:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                take_lock(file)
                 file.writelines(state.parts())
                 file.flush()
                 n = file.tell()
@@ -201,5 +201,5 @@ class Folder:
 def _remove_unfinished(path: Path) -> None:
     """Remove an unfinished file without a writer; a process that ends in any way releases its lock."""
     with suppress(OSError), path.open("rb") as file:  # it is being written, or gone
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(file, wait=False)
         path.unlink()

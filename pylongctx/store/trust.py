@@ -3,13 +3,19 @@
 import os
 import shlex
 import stat
+import sys
 from pathlib import Path
 
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check(path: Path) -> None:
-    """Raise PermissionError when another user, except root, owns a folder or may write to it."""
+    """Raise PermissionError when another user, except root, owns a folder or may write to it.
+
+    On Windows, folders have access control lists instead, which are not checked.
+    """
+    if sys.platform == "win32":
+        return
     status = os.stat(path)
     if why := refusal(path, status.st_uid, status.st_mode, os.geteuid()):
         raise PermissionError(why)

@@ -121,7 +121,7 @@ def test_a_range_is_of_integers(chunked, tokens):
 
 
 def test_a_trace_that_no_memory_holds_is_refused(chunked, tokens, monkeypatch):
-    monkeypatch.setattr("pylongctx.attention.trace.os.sysconf", lambda name: 100)
+    monkeypatch.setattr("pylongctx.attention.trace.ram_bytes", lambda: 10_000)
     with pytest.raises(MemoryError, match=r"record fewer queries: llm\.trace\(start, stop\)"), chunked.trace():
         pass
     with chunked.trace(0, 1):

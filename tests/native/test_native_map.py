@@ -10,23 +10,25 @@ from native_map import INCLUDE, NativeMap, circles, dot, files_in_circles, funct
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 SMALL = {"hooks.h", "rpc-version.h"}  # what the patches include, in the root
 BELOW = {  # what a room may include in addition to itself and the small headers of the root
-    "root": {"base", "chat", "cpu", "cuda", "foreign", "graph", "memory", "mtp", "ops", "overrides", "rpc", "trace"},
+    "root": {"base", "chat", "cpu", "cuda", "foreign", "graph", "memory", "mtp", "ops", "overrides", "platform"}
+    | {"rpc", "trace"},
     "foreign": {"base", "memory"},
     "mtp": {"base"},
     "overrides": {"base", "chat"},
     "trace": {"base", "ops"},
     "chat": {"base"},
-    "rpc": {"base"},
+    "rpc": {"base", "platform"},
     "vocab": set(),
     "graph": {"base", "memory", "methods", "ops"},
-    "memory": {"base", "methods", "ops"},
+    "memory": {"base", "methods", "ops", "platform"},
     "methods": {"base", "ops"},
     "ops": set(),
-    "cpu": {"base", "ops"},
-    "weights": {"cpu", "ops"},
-    "cuda": {"base", "ops"},
+    "cpu": {"base", "ops", "platform"},
+    "weights": {"cpu", "ops", "platform"},
+    "cuda": {"base", "ops", "platform"},
     "vulkan": {"base", "ops"},
-    "harness": {"base", "cpu", "graph", "memory", "methods", "ops", "weights"},
+    "harness": {"base", "cpu", "graph", "memory", "methods", "ops", "platform", "weights"},
+    "platform": {"base", "ops"},
     "base": set(),
 }
 ROOMS = sorted(BELOW)

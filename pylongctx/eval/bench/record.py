@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import IO, Any
 
+from pylongctx._platform import usable_cpus
 from pylongctx._units import bytes_text
 from pylongctx.catalog import resolve
 
@@ -211,7 +212,7 @@ def physical_cores() -> int:
     """Return llama-bench's number of threads: the cores, not the hardware threads, that this process may use."""
     folder = Path("/sys/devices/system/cpu")
     siblings = set()
-    usable = os.sched_getaffinity(0)
+    usable = usable_cpus() or range(os.cpu_count() or 1)
     for cpu in usable:
         file = folder / f"cpu{cpu}" / "topology" / "thread_siblings"
         siblings.add(file.read_text() if file.exists() else str(cpu))
