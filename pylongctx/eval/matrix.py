@@ -347,7 +347,8 @@ def _tasks(entry: Mapping[str, Any], setting: Mapping[str, Any]) -> list[Planned
     for name in (name for name, value in values.items() if isinstance(value, list) and "tuple" not in known[name]):
         raise ValueError(f"a task of kind {kind!r} has one {name}, not a list; give each its own [[tasks]]")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    return [PlannedTask(task_class(kind)(**values, **own), lengths, methods, kv, chat, *shared, options) for own in each]
+    made = [task_class(kind)(**values, **own) for own in each]
+    return [PlannedTask(task, lengths, methods, kv, chat, *shared, options) for task in made]
 
 
 def _chat(wanted: Any) -> bool | Chat:
