@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from cases import FLOAT_COLUMNS
 from cases_evict import BASES, EVICT_CASES, RULES, EvictCase, compositions, evict_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -231,7 +232,8 @@ def test_rows_move_as_they_are_stored(type_name):
     got, layer = run_evict(case, x), evict_layer(case, x)
     want = layer.run(margin=case.margin, decide=native_decisions(case, x))
     assert_same(got.out, want.out, case.tolerance)
-    assert np.median(abs(got.out - want.out)) < 1e-5 * abs(want.out).max()
+    rounds = type_name in ("q8_0", "q4_0") and FLOAT_COLUMNS == 0  # ARM multiplies a token's keys as integers
+    assert np.median(abs(got.out - want.out)) < (2e-3 if rounds else 1e-5) * abs(want.out).max()
 
 
 def test_a_spec_names_full_or_leaves_it_out():
