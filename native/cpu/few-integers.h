@@ -83,36 +83,49 @@ static inline lctx_key_halves lctx_halves_of(const block_q4_0 & b) {
 // Groups whose scales are gathered before their products, which would wait for them.
 constexpr int LCTX_SCALE_GROUPS = 4;
 
+// The rows of LCTX_VL keys from number i on; after the last key it comes again. The same rows of the next block are
+// fetched meanwhile, a part for each group.
+template <typename B> struct lctx_key_rows {
+    static constexpr size_t STEP = GGML_PAD(LCTX_VL * sizeof(B), 64);
+    const B * row[LCTX_VL];
+    const char * next;
+    size_t ahead, end;
+
+    lctx_key_rows(const lctx_stored & k, int i, int n)
+        : next(k.next), ahead(i * k.row_size), end(k.next ? ahead + LCTX_VL * k.row_size : 0) {
+        for (int x = 0; x < LCTX_VL; x++) {
+            row[x] = (const B *)(k.data + std::min(i + x, n - 1) * k.row_size);
+        }
+    }
+    void prefetch() {
+        if (ahead < end) {
+            lctx_prefetch(next + ahead, STEP);
+            ahead += STEP;
+        }
+    }
+};
+
 // s[column][key] = k_key . q_column for N columns from `column` on.
 template <typename B, int N> static LCTX_KERNEL void lctx_few_integer_scores_n(const lctx_stored & k, int n,
                                                                                const lctx_few_integers & q, int column,
                                                                                float * s) {
     const int n_group = q.dim / LCTX_KEY_GROUP;
-    const size_t step = GGML_PAD(LCTX_VL * sizeof(B), 64);
     for (int i = 0; i < n; i += LCTX_VL) {
-        const B * row[LCTX_VL];
-        for (int x = 0; x < LCTX_VL; x++) {
-            row[x] = (const B *)(k.data + std::min(i + x, n - 1) * k.row_size);
-        }
-        size_t ahead = i * k.row_size;
-        const size_t end = k.next ? ahead + LCTX_VL * k.row_size : 0;
+        lctx_key_rows<B> keys(k, i, n);
         lctx_vf sum[N][LCTX_VL] = {};
         for (int first = 0; first < n_group; first += LCTX_SCALE_GROUPS) {
             const int last = std::min(first + LCTX_SCALE_GROUPS, n_group);
             lctx_vf scales[LCTX_SCALE_GROUPS];
             for (int g = first; g < last; g++) {
                 for (int x = 0; x < LCTX_VL; x++) {
-                    scales[g - first][x] = lctx_from_half(row[x][g].d);
+                    scales[g - first][x] = lctx_from_half(keys.row[x][g].d);
                 }
             }
             for (int g = first; g < last; g++) {
-                if (ahead < end) {
-                    lctx_prefetch(k.next + ahead, step);
-                    ahead += step;
-                }
+                keys.prefetch();
                 lctx_key_halves key[LCTX_VL];
                 for (int x = 0; x < LCTX_VL; x++) {
-                    key[x] = lctx_halves_of(row[x][g]);
+                    key[x] = lctx_halves_of(keys.row[x][g]);
                 }
                 for (int c = 0; c < N; c++) {
                     const int8_t * bytes = q.bytes + (size_t)(column + c) * q.dim + g * LCTX_KEY_GROUP;
@@ -139,29 +152,21 @@ template <typename B, int N> static LCTX_KERNEL void lctx_few_pair_scores_n(cons
                                                                             const lctx_few_integers & q, int column,
                                                                             float * s) {
     const int n_group = q.dim / LCTX_KEY_GROUP;
-    const size_t step = GGML_PAD(LCTX_VL * sizeof(B), 64);
     for (int i = 0; i < n; i += LCTX_VL) {
-        const B * row[LCTX_VL];
-        for (int x = 0; x < LCTX_VL; x++) {
-            row[x] = (const B *)(k.data + std::min(i + x, n - 1) * k.row_size);
-        }
-        size_t ahead = i * k.row_size;
-        const size_t end = k.next ? ahead + LCTX_VL * k.row_size : 0;
+        lctx_key_rows<B> keys(k, i, n);
         lctx_vf sum[N / 2][2] = {};
         for (int g = 0; g < n_group; g++) {
-            if (ahead < end) {
-                lctx_prefetch(k.next + ahead, step);
-                ahead += step;
-            }
+            keys.prefetch();
             lctx_vf scales;
             for (int x = 0; x < LCTX_VL; x++) {
-                scales[x] = lctx_from_half(row[x][g].d);
+                scales[x] = lctx_from_half(keys.row[x][g].d);
             }
             const lctx_vf of_keys[2] = {lctx_vpick(scales, scales, std::integer_sequence<int, 0, 0, 1, 1>{}),
                                         lctx_vpick(scales, scales, std::integer_sequence<int, 2, 2, 3, 3>{})};
             lctx_vi key[2][4];
             for (int p = 0; p < 2; p++) {
-                const lctx_key_halves even = lctx_halves_of(row[2 * p][g]), odd = lctx_halves_of(row[2 * p + 1][g]);
+                const lctx_key_halves even = lctx_halves_of(keys.row[2 * p][g]),
+                                      odd = lctx_halves_of(keys.row[2 * p + 1][g]);
                 key[p][0] = lctx_vpick((lctx_vi)even.low, (lctx_vi)odd.low, lctx_lower_halves{});
                 key[p][1] = lctx_vpick((lctx_vi)even.low, (lctx_vi)odd.low, lctx_upper_halves{});
                 key[p][2] = lctx_vpick((lctx_vi)even.high, (lctx_vi)odd.high, lctx_lower_halves{});
