@@ -101,7 +101,7 @@ def mean_interval(values: Sequence[float], draws: int = DRAWS, level: float = LE
 def _means(data: NDArray[np.float64], draws: int, random: np.random.Generator) -> Iterator[NDArray[np.float64]]:
     rows = max(1, AT_ONCE // data.size)
     for start in range(0, draws, rows):
-        drawn = random.integers(0, data.size, (min(rows, draws - start), data.size))
+        drawn = random.integers(0, len(data), (min(rows, draws - start), len(data)))
         yield data[drawn].mean(1)
 
 
@@ -136,6 +136,45 @@ def paired_difference(
     interval = mean_interval([method[name] - base[name] for name in names], draws, level, seed)
     mean_base, mean_method = (float(np.mean([scores[name] for name in names])) for scores in (base, method))
     return Difference(mean_base, mean_method, interval, mean_method / mean_base if mean_base else float("nan"))
+
+
+def kept_share(tasks: Sequence[tuple[Sequence[float], Sequence[float]]], draws: int = DRAWS, seed: int = 0) -> Interval:
+    """Return how much of a base's mean score over several tasks a method keeps, 1 for all of it.
+
+    Parameters
+    ----------
+    tasks : sequence of pairs
+        Scores of the base and of the method on the same samples, in the same order, for each task. Every task counts
+        as much, and samples are drawn in pairs within each task.
+
+    Returns
+    -------
+    Interval
+        ``n`` is the number of samples. NaN where the base has no score at all.
+
+    Raises
+    ------
+    ValueError
+        When there are no tasks, or a task's scores are not as many for the method as for the base.
+
+    Examples
+    --------
+    >>> found = kept_share([([1.0] * 8, [1.0] * 8), ([1.0] * 8, [0.5] * 8)])
+    >>> str(found)
+    '0.750 [0.750, 0.750], n = 16'
+    """
+    if not tasks or any(len(base) != len(method) or not len(base) for base, method in tasks):
+        raise ValueError("a share needs tasks with as many scores of the method as of the base, at least one each")
+    pairs = [np.stack([np.asarray(base, float), np.asarray(method, float)], axis=1) for base, method in tasks]
+    base, method = np.sum([pair.mean(0) for pair in pairs], axis=0)
+    n = sum(map(len, pairs))
+    if not base:
+        return Interval(np.nan, np.nan, np.nan, n)
+    random = np.random.default_rng(seed)
+    drawn = np.sum([np.concatenate(list(_means(pair, draws, random))) for pair in pairs], axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):  # few samples may draw a base of 0
+        low, high = np.nanpercentile(drawn[:, 1] / drawn[:, 0], [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return Interval(float(method / base), float(low), float(high), n)
 
 
 def scores_of(records: Sequence[Record], score: str) -> dict[str, float]:

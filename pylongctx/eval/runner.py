@@ -99,6 +99,12 @@ class Cell:
         }
 
     @property
+    def place(self) -> Record:
+        """Where K and V are, if not where the layers are; answers do not depend on it."""
+        place = self.options.get("kv_offload")
+        return {"kv_offload": place} if isinstance(place, str) else {}
+
+    @property
     def reads_once(self) -> bool:
         """Whether the text that several samples share is evaluated once, when they run one after the other."""
         return self.reuse or self.task.reads_once
@@ -188,7 +194,7 @@ def run(cell: Cell, samples: Sequence[Sample] | None = None, done: Container[str
     is_reset = reset_peak_memory()
     with _opened(cell, partial(_open, cell, samples)) as evaluate:
         for sample, measured in zip(todo, evaluate(todo), strict=True):
-            facts = {"digest": names[sample.id], "id": sample.id, **cell.facts}
+            facts = {"digest": names[sample.id], "id": sample.id, **cell.facts, **cell.place}
             yield facts | measured | ({"peak_rss": peak_memory()} if is_reset else {})
 
 

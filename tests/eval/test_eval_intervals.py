@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pylongctx.eval import intervals
-from pylongctx.eval.intervals import mean_interval, paired_difference, scores_of
+from pylongctx.eval.intervals import kept_share, mean_interval, paired_difference, scores_of
 
 pytestmark = pytest.mark.check
 
@@ -57,6 +57,18 @@ def test_a_base_of_nothing_has_no_ratio():
     assert math.isnan(paired_difference({"a": 0.0}, {"a": 1.0}).ratio)
 
 
+def test_a_share_counts_every_task_as_much_and_draws_within_it():
+    random = np.random.default_rng(0)
+    base = [random.random(400), 0.5 * random.random(50)]
+    found = kept_share([(scores, 0.8 * scores) for scores in base])
+    assert (found.mean, found.low, found.high) == pytest.approx((0.8, 0.8, 0.8)) and found.n == 450
+    lost = [np.where(random.random(len(scores)) < 0.2, 0, scores) for scores in base]
+    found = kept_share(list(zip(base, lost, strict=True)))
+    assert found.mean == pytest.approx(sum(x.mean() for x in lost) / sum(x.mean() for x in base))
+    assert found.low < found.mean < found.high < 1
+    assert math.isnan(kept_share([([0.0], [1.0])]).mean)
+
+
 def test_records_of_two_methods_meet_by_sample():
     record = {"task": "leval", "length": 512, "seed": 0, "score": 1.0}
     records = [record | {"id": str(i), "asked": "full"} for i in range(3)]
@@ -74,6 +86,8 @@ def test_records_of_two_methods_meet_by_sample():
         (lambda: mean_interval([1.0, math.nan]), "finite ones; there are 2"),
         (lambda: mean_interval([1.0], draws=0), "draws must be at least 1"),
         (lambda: mean_interval([1.0], level=1.0), "level between 0 and 1"),
+        (lambda: kept_share([]), "needs tasks"),
+        (lambda: kept_share([([1.0], [1.0, 0.0])]), "as many scores of the method as of the base"),
         (lambda: paired_difference({"a": 1, "b": 1}, {"a": 1, "c": 1}), "2 samples .* of one method only, such as 'b'"),
     ],
 )

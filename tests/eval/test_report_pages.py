@@ -39,7 +39,7 @@ def test_needles_are_a_map_and_memory_has_a_frontier(tmp_path):
     need("plot", "matplotlib")
     records = [r for depth in (0.0, 50.0) for r in answers("needle", depth_percent=depth)]
     drawn = names(tmp_path, records)
-    assert drawn == {"accuracy-needle", "depths-needle", "frontier-needle", "time", "prompt", "memory"}
+    assert drawn == {"accuracy-needle", "depths-needle", "frontier", "time", "prompt", "memory"}
 
 
 def test_chunk_maps_are_of_the_longest_length_for_each_method_and_kv_type(tmp_path):
@@ -190,6 +190,6 @@ def test_a_matrix_becomes_a_report(tmp_path, capsys):
     assert main(["matrix", str(tmp_path / "m.toml"), "--out", str(out)]) == 0
     assert main(["report", str(out)]) == 0
     drawn = {file.stem.partition("q8_0-")[2] for file in (out / "report").iterdir()}
-    assert {"accuracy-needle", "depths-needle", "perplexity-last-64", "memory", "time", "frontier-needle"} <= drawn
+    assert {"accuracy-needle", "depths-needle", "perplexity-last-64", "memory", "time", "frontier"} <= drawn
     markdown = (out / "report.md").read_text()
     assert re.findall(r"^\| (full|longheads@ntk) \| \d", markdown, re.M)[:2] == ["full", "longheads@ntk"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pylongctx._units import bytes_text
 from pylongctx.attention.stats import TOPS
 from pylongctx.eval.chunks import means
-from pylongctx.eval.intervals import LEVEL, mean_interval, paired_difference
+from pylongctx.eval.intervals import LEVEL, kept_share, mean_interval, paired_difference
 from pylongctx.eval.longbench import tasks as longbench_tasks
 from pylongctx.eval.report.records import (
     Evidence,
@@ -127,6 +127,83 @@ def remark(own: Mapping[str, Own], task: str) -> str:
     return f"; the model cannot do this: full attention has {found.percent:.0f} % right at {found.length} tokens"
 
 
+# ---- all tasks and settings at once ----
+
+SHARE = "of the mean score of full"
+MEMORY = "KV memory of that of full"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method with its types of K and V, on all tasks where full attention has answered the same samples.
+
+    Attributes
+    ----------
+    tasks : dict of str to pair
+        Scores of full attention and of this setting on the samples of a task, in the same order.
+    memory : float
+        KV bytes as a fraction of full attention's with K and V in f16, mean of the tasks; NaN when unknown.
+    """
+
+    name: str
+    tasks: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    memory: float
+
+
+def settings(records: Sequence[Record]) -> list[Setting]:
+    """Return full attention and all settings that answered samples of it."""
+    answered = [record for record in records if has_score(record)]
+    found = grouped(answered, label, _family)
+    bases = {task: part for (name, task), part in found.items() if name == Full.name}
+    every = [_setting(name, {task: found.get((name, task), []) for task in bases}, bases) for name in labels(answered)]
+    return [setting for setting in every if setting.tasks]
+
+
+def _family(record: Record) -> str:
+    task = "RULER" if record["task"] in RULER else record["task"]
+    return f"{task} at {record['length']}"
+
+
+def _setting(name: str, found: Mapping[str, list[Record]], bases: Mapping[str, list[Record]]) -> Setting:
+    tasks, shares = {}, []
+    for task, records in found.items():
+        base, own = _by_sample(bases[task]), _by_sample(records)
+        pairs = [(base[sample], own[sample]) for sample in base if sample in own]
+        if pairs:
+            tasks[task] = [score(a) for a, _ in pairs], [score(b) for _, b in pairs]
+        held = [(a["kv_bytes"], b["kv_bytes"]) for a, b in pairs if "kv_bytes" in a and "kv_bytes" in b]
+        if held:
+            shares.append(mean(b for _, b in held) / mean(a for a, _ in held))
+    return Setting(name, tasks, mean(shares) if shares else math.nan)
+
+
+def overview(records: Sequence[Record], model: str) -> Iterator[Grid]:
+    """Yield a row for each task and a column for each setting, and what each keeps of full attention's scores."""
+    columns = settings(records)
+    tasks = columns[0].tasks if columns else {}
+    if len(columns) < 2 or len(tasks) < 2:
+        return
+    rows = [
+        [f"{task}, {len(tasks[task][0])} samples", *(_mean_text_of(setting, task) for setting in columns)]
+        for task in tasks
+    ]
+    rows.append([SHARE, *map(_share_text, columns)])
+    rows.append([MEMORY, *("" if math.isnan(s.memory) else percent(s.memory) for s in columns)])
+    note = f"percent right; {SHARE}: on samples that both answered, each task counts as much, {LEVEL:.0%} intervals"
+    yield Grid(f"Tasks and settings, {model}", note, ["Task", *(setting.name for setting in columns)], rows)
+
+
+def _mean_text_of(setting: Setting, task: str) -> str:
+    return f"{100 * mean(setting.tasks[task][1]):.1f}" if task in setting.tasks else ""
+
+
+def _share_text(setting: Setting) -> str:
+    if setting.name == Full.name:
+        return ""
+    found = kept_share([*setting.tasks.values()])
+    return "" if math.isnan(found.mean) else f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
 # ---- methods compared ----
 
 COLUMNS = (
@@ -134,7 +211,6 @@ COLUMNS = (
     *("tokens per sample", "seconds per sample", "KV memory"),
 )
 NOTE = f"scores in percent, {LEVEL:.0%} bootstrap intervals; differences are over the same samples"
-ALL = "all tasks"
 
 
 def compared(records: Sequence[Record], model: str) -> Iterator[Grid]:
@@ -143,10 +219,6 @@ def compared(records: Sequence[Record], model: str) -> Iterator[Grid]:
     tables = {key: found for key, found in grouped(answered, "task", "length").items() if _comparable(found)}
     for (task, length), found in tables.items():
         yield Grid(f"{task} at {length} tokens, {model}", NOTE, COLUMNS, _rows(found))
-    if len(tables) > 1:
-        every = [record for found in tables.values() for record in found]
-        note = f"{NOTE}; each method has the samples of its measured tasks and lengths"
-        yield Grid(f"{ALL} and lengths, {model}", note, COLUMNS, _rows(every))
 
 
 def _comparable(records: Sequence[Record]) -> bool:
@@ -190,9 +262,13 @@ def _cost_cells(records: Sequence[Record]) -> list[str]:
     ]
 
 
+def _by_sample(records: Sequence[Record]) -> dict[str, Record]:
+    """Return records by what is the same for all methods."""
+    return {" ".join(str(r[key]) for key in ("task", "length", "seed", "id")): r for r in records}
+
+
 def _scores(records: Sequence[Record]) -> dict[str, float]:
-    """Return scores by sample, independent of the method."""
-    return {" ".join(str(r[key]) for key in ("task", "length", "seed", "id")): score(r) for r in records}
+    return {sample: score(record) for sample, record in _by_sample(records).items()}
 
 
 # ---- tables ----
@@ -230,6 +306,7 @@ def grids(evidence: Evidence) -> Iterator[Grid]:
     yield from _perplexities(records, model)
     answered = [record for record in records if has_score(record)]
     by_task, own = grouped(answered, "task"), abilities(evidence)
+    yield from overview(records, model)
     yield from _own(own, model)
     yield from _of_lengths(by_task, own, model)
     yield from _of_tasks(by_task, model)

@@ -15,7 +15,9 @@ from pylongctx.attention import chunkmap
 from pylongctx.attention.canvas import new_figure
 from pylongctx.eval import perplexity as ppl
 from pylongctx.eval.chunks import unpack
+from pylongctx.eval.intervals import kept_share
 from pylongctx.eval.needle import COLORS
+from pylongctx.eval.report.grids import Setting, settings
 from pylongctx.eval.report.records import (
     Evidence,
     grouped,
@@ -179,11 +181,10 @@ def _figures(evidence: Evidence) -> Iterator[Drawn]:
             yield f"depths-{task}", what, found, heat_map(found, trained)
     yield from _perplexities(records, trained)
     yield from _costs(records, trained)
-    for task, found in by_task.items():
-        if len(labels(found)) > 1:
-            longest, last = _longest(found)
-            what = f"Score of {task} by KV memory at {longest} tokens; the line is the Pareto frontier"
-            yield f"frontier-{task}", what, last, frontier(last, task)
+    compared = [setting for setting in settings(answered) if math.isfinite(setting.memory)]
+    if len(compared) > 1 and math.isfinite(kept_share([*compared[0].tasks.values()]).mean):
+        what = "Mean score of the tasks that full attention answered too, by KV memory; the line is the Pareto frontier"
+        yield "frontier", what, answered, frontier(compared, answered)
 
 
 def _several(records: Sequence[Record], key: str) -> bool:
@@ -313,13 +314,13 @@ def _legend(figure: Figure, panels: list[Axes]) -> None:
     figure.legend(handles, names, loc="outside right upper", fontsize=SMALL_FONT, frameon=False)
 
 
-def styles_of(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+def styles_of(records: Sequence[Record], name_of: Callable[[Record], str] = method_name) -> dict[str, dict[str, Any]]:
     """Return the line styles of methods: a color and a marker each, dashed if every token is read."""
     from matplotlib import colormaps
 
     palette: Any = colormaps["tab10"]
     colors = palette.colors
-    full = {method_name(record): is_full(record) for record in records}
+    full = {name_of(record): is_full(record) for record in records}
     return {
         name: {
             "color": colors[i % len(colors)],
@@ -336,25 +337,23 @@ def styles_of(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 # ---- the frontier ----
 
 
-def frontier(records: Sequence[Record], task: str) -> Figure:
-    """Return scores by KV bytes, with a point per method and a line for the Pareto frontier."""
-    styles = styles_of(records)
-    figure = new_figure(figsize=_size(1, len(labels(records))), layout="constrained")
+def frontier(found: Sequence[Setting], records: Sequence[Record]) -> Figure:
+    """Return what settings keep of full attention's scores by their KV memory, and a line for the Pareto frontier."""
+    styles = styles_of(records, label)
+    figure = new_figure(figsize=_size(1, len(found)), layout="constrained")
     axes, points = figure.subplots(), []
-    several = len(grouped(records, kv_types)) > 1
-    for name, part in grouped(records, label).items():
-        x, y = mean(record["kv_bytes"] for record in part) / MIB, mean_score(part)
-        points.append((x, y))
-        style = styles[method_name(part[0])] | {"linestyle": "none"}
-        if several and kv_types(part[0]) == "f16":
-            style |= {"markerfacecolor": style["color"], "alpha": 0.7}
-        axes.plot([x], [y], label=name, **style)
+    for setting in found:
+        kept, memory = kept_share([*setting.tasks.values()]), 100 * setting.memory
+        points.append((memory, kept.mean))
+        errors = [[kept.mean - kept.low], [kept.high - kept.mean]]
+        style = styles[setting.name] | {"linestyle": "none", "elinewidth": 0.8, "capsize": 2}
+        axes.errorbar([memory], [kept.mean], errors, label=setting.name, **style)
     best = unbeaten(points)
     axes.step([x for x, _ in best], [y for _, y in best], where="post", color="#999999", linewidth=1, zorder=0)
-    axes.set_xlabel("KV memory, MiB")
-    axes.set_ylabel(f"{task}: right, %")
+    axes.set_xlabel("KV memory, % of that of full attention in f16")
+    axes.set_ylabel("mean score, of that of full attention in f16")
     axes.set_xlim(left=0)
-    axes.set_ylim(-4, 104)
+    axes.set_ylim(bottom=0)
     axes.grid(color="#dddddd", linewidth=0.5)
     _legend(figure, [axes])
     return figure

@@ -73,9 +73,9 @@ def _json(folder: str | Path, name: str, default: Any) -> Any:
 
 
 def label(record: Record) -> str:
-    """Return method, RoPE scaling, KV types and compression ratio, leaving out defaults."""
-    types, kept = kv_types(record), record.get("compress", 1)
-    more = [types] * (types != "f16") + [f"{100 * kept:g}%"] * (kept < 1)
+    """Return method, RoPE scaling, KV types, compression ratio and where K and V are, leaving out defaults."""
+    types, kept, place = kv_types(record), record.get("compress", 1), record.get("kv_offload")
+    more = [types] * (types != "f16") + [f"{100 * kept:g}%"] * (kept < 1) + [f"on {place}"] * (place is not None)
     return " ".join([method_name(record), *more])
 
 
