@@ -19,7 +19,9 @@ def test_methods_compared_with_full_on_the_same_samples():
         for method, scores in right.items()
         for i, score in enumerate(scores)
     ]
-    rows = {row[0]: row[1:] for row in grid(records, "quality at 512 tokens").rows}
+    head, *found = grid(records, "Methods on the same samples").rows
+    rows = {row[0]: row[1:] for row in found}
+    assert head == ["quality at 512 tokens"]
     assert rows["full"] == ["4", "75.0 [25.0, 100.0]", "", "", "100", "2.0", "3.00 MiB"]
     n, score, difference, ratio, *_ = rows["longheads"]
     assert (n, score.split()[0], difference, ratio) == ("4", "50.0", "-25.0 [-75.0, +0.0]", "0.67")
@@ -56,7 +58,7 @@ def test_all_tasks_and_settings_are_one_table():
 
 def test_without_full_nothing_is_compared():
     records = [record(method, 512, "quality", score=1.0) for method in ("longheads", "corm")]
-    assert not [found for found in grids(Evidence(records, ABOUT)) if " at 512 tokens" in found.title]
+    assert not [found for found in grids(Evidence(records, ABOUT)) if "same samples" in found.title]
 
 
 # ---- names ----

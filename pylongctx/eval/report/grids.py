@@ -214,11 +214,12 @@ NOTE = f"scores in percent, {LEVEL:.0%} bootstrap intervals; differences are ove
 
 
 def compared(records: Sequence[Record], model: str) -> Iterator[Grid]:
-    """Yield a table for each task and length with results of full attention and another method."""
-    answered = [record for record in records if has_score(record)]
-    tables = {key: found for key, found in grouped(answered, "task", "length").items() if _comparable(found)}
-    for (task, length), found in tables.items():
-        yield Grid(f"{task} at {length} tokens, {model}", NOTE, COLUMNS, _rows(found))
+    """Yield a table with each task and length that full attention and another method have results of."""
+    answered = grouped([record for record in records if has_score(record)], "task", "length")
+    parts = {f"{task} at {length} tokens": found for (task, length), found in answered.items() if _comparable(found)}
+    if parts:
+        rows = [row for name, found in parts.items() for row in ([name], *_rows(found))]
+        yield Grid(f"Methods on the same samples, {model}", NOTE, COLUMNS, rows)
 
 
 def _comparable(records: Sequence[Record]) -> bool:
