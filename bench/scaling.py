@@ -1,19 +1,23 @@
 """How the time of a token and the rate of a prompt change with the length, against unpatched llama.cpp.
 
-    python bench/scaling.py --until "llama.cpp=32768" --until "llama.cpp flash=32768" --json scaling.jsonl
+    python bench/scaling.py --until "llama.cpp flash=32768" --json scaling.jsonl \
+        --sweep "ik_llama.cpp=build/tools/ik/bin/llama-sweep-bench"
 
 One process per engine goes from depth to depth: it evaluates the prompt up to one, decodes some tokens, and continues.
-The rate at a depth is that of the 1024 tokens before it; the mean rate is that of all tokens up to there. Results are
-appended to the JSON lines, and the tables and the plot show all that the file holds for the same model, so the engines
-may be run one by one.
+The rate at a depth is that of the 1024 tokens before it; the mean rate is that of all tokens up to there. A
+llama-sweep-bench (``--sweep``) measures the 512 tokens after it, and no mean. Results are appended to the JSON lines,
+and the tables and the plot show all that the file holds for the same model, so the engines may be run one by one.
 """
 
 import argparse
 import json
+import math
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -25,12 +29,13 @@ from pylongctx.eval.bench.programs import clean_environment
 from pylongctx.eval.bench.record import physical_cores
 
 PEERS = {"llama.cpp": {"flash_attn": False}, "llama.cpp flash": {"flash_attn": True}}
-ENGINES = [*PEERS, "full", "selfextend", "longheads", "corm", "longheads+corm"]
+ENGINES = ["llama.cpp flash", "full", "selfextend", "longheads", "corm", "longheads+corm"]
 MEASURES = {
-    "token_ms": ("one token, ms", lambda point: median(point["token_ms"])),
-    "prefill_last": ("prompt at the depth, tokens/s", lambda point: point["prefill_last"]),
-    "prefill_mean": ("prompt up to the depth, tokens/s", lambda point: point["prefill_mean"]),
+    "token_ms": ("one token, ms", median),
+    "prefill_last": ("prompt at the depth, tokens/s", float),
+    "prefill_mean": ("prompt up to the depth, tokens/s", float),
 }
+UBATCH = 512
 
 
 def arguments() -> argparse.Namespace:
@@ -40,6 +45,7 @@ def arguments() -> argparse.Namespace:
     add("--kv", default="f16", help="type of K and V")
     add("--threads", type=int, default=physical_cores())
     add("--engine", action="append", help=f"a method, or one of {', '.join(PEERS)}; default: {', '.join(ENGINES)}")
+    add("--sweep", action="append", default=[], metavar="LABEL=COMMAND", help="a llama-sweep-bench, with its arguments")
     add("--depths", type=int_list, default="4096-131072*2")
     add("--until", action="append", type=limit, default=[], metavar="ENGINE=N", help="last depth of an engine")
     add("--decode", type=int, default=16, help="tokens decoded at every depth, after one that is not counted")
@@ -54,10 +60,35 @@ def limit(text: str) -> tuple[str, int]:
     return name, int(depth)
 
 
+def depths_of(args: argparse.Namespace, engine: str) -> list[int]:
+    last = dict(args.until).get(engine, max(args.depths))
+    return sorted(depth for depth in args.depths if depth <= last)
+
+
+def sweep(args: argparse.Namespace, label: str, command: str, about: dict) -> Iterator[dict]:
+    """Yield a point for every depth of a llama-sweep-bench, which goes through all of them once."""
+    depths = depths_of(args, label)
+    if not depths:
+        return
+    given = {"-m": model_file(args.model), "-c": depths[-1] + 2 * UBATCH, "-b": 2048, "-ub": UBATCH, "-n": args.decode}
+    given |= {"-t": args.threads, "-ctk": args.kv, "-ctv": args.kv, "--output-format": "jsonl"}
+    given["--sweep-stride"] = math.gcd(*depths) // UBATCH
+    words = [*shlex.split(command), "-wb", *(str(word) for pair in given.items() for word in pair)]
+    print(f"{label}: {shlex.join(words)}", file=sys.stderr)
+    done = subprocess.run(words, capture_output=True, text=True, env=clean_environment(), check=False)
+    lines = (done.stdout + "\n" + done.stderr).splitlines()
+    rows = {row["n_kv"]: row for row in (json.loads(line) for line in lines if line.startswith("{")) if "n_kv" in row}
+    for depth in depths:
+        row = rows.get(depth)
+        found = {"error": lines[-1] if lines else "it printed nothing"}
+        if row:
+            found = {"token_ms": [1e3 * row["t_tg"] / row["tg"]], "prefill_last": row["pp"] / row["t_pp"]}
+        yield about | {"engine": label, "depth": depth} | found
+
+
 def walk(args: argparse.Namespace, engine: str, about: dict) -> Iterator[dict]:
     """Yield a point for every depth of an engine, or what refused it."""
-    last = dict(args.until).get(engine, max(args.depths))
-    depths = sorted(depth for depth in args.depths if depth <= last)
+    depths = depths_of(args, engine)
     if not depths:
         return
     n_ctx = depths[-1] + (args.decode + 1) * len(depths)
@@ -84,12 +115,13 @@ def walk(args: argparse.Namespace, engine: str, about: dict) -> Iterator[dict]:
 
 def measure(args: argparse.Namespace, about: dict) -> list[dict]:
     points = []
-    for engine in [] if args.no_run else args.engine or ENGINES:
-        for point in walk(args, engine, about):
-            points.append(point)
-            if args.json:
-                with args.json.open("a") as file:
-                    print(json.dumps(point), file=file)
+    engines = [walk(args, engine, about) for engine in args.engine or ENGINES]
+    sweeps = [sweep(args, label, command, about) for label, _, command in (text.partition("=") for text in args.sweep)]
+    for point in [] if args.no_run else chain(*engines, *sweeps):
+        points.append(point)
+        if args.json:
+            with args.json.open("a") as file:
+                print(json.dumps(point), file=file)
     return points
 
 
@@ -103,15 +135,20 @@ def by_engine(points: list[dict]) -> dict[str, dict[int, dict]]:
 
 def tables(engines: dict[str, dict[int, dict]]) -> Iterator[str]:
     depths = sorted({depth for points in engines.values() for depth in points})
-    for title, value in MEASURES.values():
-        rows = [[name, *(cell(points.get(depth), value) for depth in depths)] for name, points in engines.items()]
+    for measure, (title, _) in MEASURES.items():
+        rows = [[name, *(cell(points.get(depth, {}), measure) for depth in depths)] for name, points in engines.items()]
         yield table([title, *map(str, depths)], rows)
 
 
-def cell(point: dict | None, value) -> str:
-    if point is None:
-        return ""
-    return "refused" if "error" in point else f"{value(point):.3g}" if value(point) < 100 else f"{value(point):.0f}"
+def value(point: dict, measure: str) -> float | None:
+    return MEASURES[measure][1](point[measure]) if measure in point else None
+
+
+def cell(point: dict, measure: str) -> str:
+    if "error" in point:
+        return "refused"
+    found = value(point, measure)
+    return "" if found is None else f"{found:.3g}" if found < 100 else f"{found:.0f}"
 
 
 def plot(engines: dict[str, dict[int, dict]], title: str, path: Path) -> None:
@@ -120,10 +157,10 @@ def plot(engines: dict[str, dict[int, dict]], title: str, path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("token_ms", "prefill_last"), strict=True):
-        label, value = MEASURES[name]
+        label, _ = MEASURES[name]
         for engine, points in engines.items():
-            measured = {depth: value(point) for depth, point in sorted(points.items()) if "error" not in point}
-            style = "--o" if engine in PEERS else "-o"
+            measured = {depth: value(point, name) for depth, point in sorted(points.items()) if "error" not in point}
+            style = "--o" if "llama.cpp" in engine else "-o"
             if measured:
                 axes.plot(measured.keys(), measured.values(), style, label=engine, markersize=4)
         axes.set(xscale="log", yscale="log", xlabel="tokens in the context", ylabel=label)
