@@ -80,7 +80,7 @@ def sweep(args: argparse.Namespace, label: str, command: str, about: dict) -> It
     rows = {row["n_kv"]: row for row in (json.loads(line) for line in lines if line.startswith("{")) if "n_kv" in row}
     for depth in depths:
         row = rows.get(depth)
-        found = {"error": lines[-1] if lines else "it printed nothing"}
+        found = {"error": next((line for line in reversed(lines) if line), f"exit code {done.returncode}")}
         if row:
             found = {"token_ms": [1e3 * row["t_tg"] / row["tg"]], "prefill_last": row["pp"] / row["t_pp"]}
         yield about | {"engine": label, "depth": depth} | found
