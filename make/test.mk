@@ -120,7 +120,7 @@ sanitize-address sanitize-thread: sanitize-%: $(VENV)/.build-tools
 VULKAN_HEADERS := build/vulkan-headers
 vulkan-check: ALONE := vulkan
 vulkan-check: $(VENV)/.build-tools
-	$(BIN)/python native/vulkan/packages.py $(VULKAN_HEADERS)
+	$(BIN)/python tests/support/vulkan_packages.py $(VULKAN_HEADERS)
 	$(INSTALL_ALONE) -C cmake.define.GGML_VULKAN=ON -C cmake.define.Vulkan_INCLUDE_DIR=$(CURDIR)/$(VULKAN_HEADERS)/usr/include
 	cd tests && GGML_VK_VISIBLE_DEVICES=0 LCTX_REQUIRE=vulkan \
 	    $(PYTHON_ALONE) -m pytest -q native/test_vulkan.py $(PYTEST_ARGS)

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
+from debian import unpack
+
 RELEASE, PYTHON = "bookworm", "3.11"
-SOURCE = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian {} main\n"
 PACKAGES = (
     *(f"python{PYTHON}-minimal", f"libpython{PYTHON}-minimal", f"libpython{PYTHON}-stdlib", "libc6", "libgcc-s1"),
     *("libstdc++6", "zlib1g", "libexpat1", "libffi8", "libssl3", "libbz2-1.0", "liblzma5", "libsqlite3-0", "libuuid1"),
@@ -19,21 +20,6 @@ PACKAGES = (
 WHEELS = ("numpy", "cffi", "pytest", "hypothesis", "gguf", "rich", "llguidance~=1.9", "markdown-it-py")
 PLATFORMS = ("manylinux_2_31", "manylinux_2_28", "manylinux_2_17", "manylinux2014")
 QEMU = ("qemu-aarch64", "qemu-aarch64-static")
-
-
-def unpack_debian(folder: Path) -> None:
-    """Unpack Debian's packages below ``root``, with lists of apt of its own: apt is left as it is."""
-    if (folder / f"root/usr/bin/python{PYTHON}").is_file():
-        return
-    (folder / "lists/partial").mkdir(parents=True, exist_ok=True)
-    (folder / "sources.list").write_text(SOURCE.format(RELEASE))
-    where = {"Dir::Etc::SourceList": "sources.list", "Dir::State::lists": "lists", "Dir::Cache": "cache"}
-    options = [f"-o{name}={folder.resolve() / value}" for name, value in where.items()]
-    options += ["-oDir::Etc::SourceParts=-", "-oAPT::Architecture=arm64", "-oAPT::Architectures=arm64"]
-    for action in (["update"], ["download", *PACKAGES]):
-        subprocess.run(["apt-get", "--quiet", *options, "-oAPT::Sandbox::User=root", *action], cwd=folder, check=True)
-    for package in folder.glob("*.deb"):
-        subprocess.run(["dpkg", "-x", package.name, "root"], cwd=folder, check=True)
 
 
 def unpack_wheels(folder: Path) -> None:
@@ -52,5 +38,6 @@ if __name__ == "__main__":
     if not any(map(shutil.which, QEMU)):
         raise SystemExit("no qemu-aarch64 here: sudo apt-get install qemu-user-static")
     target = Path(sys.argv[1])
-    unpack_debian(target)
+    if not (target / f"root/usr/bin/python{PYTHON}").is_file():
+        unpack(target, RELEASE, PACKAGES, "root", "arm64")
     unpack_wheels(target)

@@ -1,4 +1,4 @@
-"""What a build with ``GGML_VULKAN=ON`` needs, on Debian and Ubuntu: ``python native/vulkan/packages.py FOLDER``.
+"""What a build with ``GGML_VULKAN=ON`` needs, on Debian and Ubuntu: ``vulkan_packages.py FOLDER``.
 
 Installs the packages that are missing, or names them where that takes another user. Headers of Vulkan that are new
 enough for llama.cpp are unpacked into FOLDER, whatever the distribution has.
@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from debian import unpack
+
 # a compiler of shaders; the loader; what ggml includes; a device in software
 PACKAGES = ("glslc", "libvulkan-dev", "spirv-headers", "mesa-vulkan-drivers")
 RELEASE = "trixie"  # of Debian, whose headers are of 1.4.309
-SOURCE = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian {} main\n"
 
 
 def missing() -> list[str]:
@@ -36,22 +37,9 @@ def install(names: list[str]) -> None:
     subprocess.run(command, check=True, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"})
 
 
-def unpack_headers(folder: Path) -> None:
-    """Unpack libvulkan-dev of another release, with lists of its own: apt is left as it is."""
-    if (folder / "usr/include/vulkan/vulkan.hpp").is_file():
-        return
-    (folder / "lists/partial").mkdir(parents=True, exist_ok=True)
-    (folder / "sources.list").write_text(SOURCE.format(RELEASE))
-    where = {"Dir::Etc::SourceList": "sources.list", "Dir::Etc::SourceParts": "-", "Dir::State::lists": "lists",
-             "Dir::Cache": "cache"}  # fmt: skip
-    options = [f"-o{name}={value if value == '-' else folder.resolve() / value}" for name, value in where.items()]
-    for action in (["update"], ["download", "libvulkan-dev"]):
-        subprocess.run(["apt-get", "--quiet", *options, "-oAPT::Sandbox::User=root", *action], cwd=folder, check=True)
-    [package] = folder.glob("libvulkan-dev_*.deb")
-    subprocess.run(["dpkg", "-x", package.name, "."], cwd=folder, check=True)
-
-
 if __name__ == "__main__":
     if names := missing():
         install(names)
-    unpack_headers(Path(sys.argv[1]))
+    headers = Path(sys.argv[1])
+    if not (headers / "usr/include/vulkan/vulkan.hpp").is_file():
+        unpack(headers, RELEASE, ["libvulkan-dev"])
