@@ -53,7 +53,9 @@ class Peer:
         folder = path.parent / "hf"
         made = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         made.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        tokenizer.chat_template = None  # or KVzipPress takes the first tokens of a text for those of a chat
+        tokenizer.save_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     def read(self, tokens: Sequence[int], cache: Any) -> int:
