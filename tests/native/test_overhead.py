@@ -1,5 +1,6 @@
 """The work around the kernels is counted: none of it grows with the tokens before."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -184,14 +185,16 @@ def generate(llm, tokens):
 
 
 def calls_per_token(steps, n: int = 16) -> float:
-    """Return how many functions one token calls, of Python and of C."""
+    """Return how many functions one token calls, of Python and of C; none that the garbage collector calls."""
     counts = Counter()
     next(steps)
+    gc.disable()
     sys.setprofile(lambda frame, event, arg: counts.update([event]))
     try:
         taken = len(list(islice(steps, n)))
     finally:
         sys.setprofile(None)
+        gc.enable()
     assert taken == n
     return (counts["call"] + counts["c_call"]) / n
 
@@ -228,7 +231,7 @@ def test_python_does_as_much_for_a_late_token_as_for_an_early_one(long_llm, cour
     tokens = np.resize(long_llm.tokenize(b"It was the best of times, it was the worst of times. "), 6000).tolist()
     measured = []
     for n in (100, len(tokens)):
-        calls = calls_per_token(course(long_llm, tokens[:n]))
+        calls = min(calls_per_token(course(long_llm, tokens[:n])) for _ in range(3))  # threads wait more or less often
         measured.append((calls, bytes_per_token(course(long_llm, tokens[:n]))))
     (calls, size), (late_calls, late_size) = measured
     assert late_calls <= 1.1 * calls  # a piece that makes no text takes another token
