@@ -172,8 +172,9 @@ def kept_share(tasks: Sequence[tuple[Sequence[float], Sequence[float]]], draws: 
         return Interval(np.nan, np.nan, np.nan, n)
     random = np.random.default_rng(seed)
     drawn = np.sum([np.concatenate(list(_means(pair, draws, random))) for pair in pairs], axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):  # few samples may draw a base of 0
-        low, high = np.nanpercentile(drawn[:, 1] / drawn[:, 0], [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    with np.errstate(divide="ignore", invalid="ignore"):  # few samples may draw a base of 0, without a bound
+        shares, levels = drawn[:, 1] / drawn[:, 0], [50 * (1 - LEVEL), 50 * (1 + LEVEL)]
+    low, high = np.nanpercentile(shares, levels, method="nearest")
     return Interval(float(method / base), float(low), float(high), n)
 
 

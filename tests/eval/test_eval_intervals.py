@@ -67,6 +67,7 @@ def test_a_share_counts_every_task_as_much_and_draws_within_it():
     assert found.mean == pytest.approx(sum(x.mean() for x in lost) / sum(x.mean() for x in base))
     assert found.low < found.mean < found.high < 1
     assert math.isnan(kept_share([([0.0], [1.0])]).mean)
+    assert kept_share([([1.0, 0.0], [0.5, 1.0])]).high == math.inf
 
 
 def test_records_of_two_methods_meet_by_sample():
