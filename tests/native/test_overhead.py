@@ -1,6 +1,5 @@
 """The work around the kernels is counted: none of it grows with the tokens before."""
 
-import gc
 import json
 import subprocess
 import sys
@@ -177,7 +176,8 @@ def test_a_chunk_is_represented_once(open_session, model_path, numbers, name):
 
 def stream(llm, tokens, **options):
     never = {llm.token_eos(): -100.0}
-    return llm.create_completion(tokens, max_tokens=64, stream=True, logit_bias=never, stop=["qqqq"], **options)
+    options |= {"max_tokens": 64, "temperature": 0, "logit_bias": never, "stop": ["qqqq"]}  # a drawn token varies calls
+    return llm.create_completion(tokens, stream=True, **options)
 
 
 def generate(llm, tokens):
@@ -185,16 +185,14 @@ def generate(llm, tokens):
 
 
 def calls_per_token(steps, n: int = 16) -> float:
-    """Return how many functions one token calls, of Python and of C; none that the garbage collector calls."""
+    """Return how many functions one token calls, of Python and of C."""
     counts = Counter()
     next(steps)
-    gc.disable()
     sys.setprofile(lambda frame, event, arg: counts.update([event]))
     try:
         taken = len(list(islice(steps, n)))
     finally:
         sys.setprofile(None)
-        gc.enable()
     assert taken == n
     return (counts["call"] + counts["c_call"]) / n
 
@@ -226,12 +224,12 @@ def scored(llm, tokens):
 
 
 # how tokens are asked for, and the most calls that one may take: with log-probabilities four tokens get names
-@pytest.mark.parametrize(("course", "most"), [(generate, 250), (stream, 250), (scored, 380)])
+@pytest.mark.parametrize(("course", "most"), [(generate, 250), (stream, 250), (scored, 350)])
 def test_python_does_as_much_for_a_late_token_as_for_an_early_one(long_llm, course, most):
     tokens = np.resize(long_llm.tokenize(b"It was the best of times, it was the worst of times. "), 6000).tolist()
     measured = []
     for n in (100, len(tokens)):
-        calls = min(calls_per_token(course(long_llm, tokens[:n])) for _ in range(3))  # threads wait more or less often
+        calls = calls_per_token(course(long_llm, tokens[:n]))
         measured.append((calls, bytes_per_token(course(long_llm, tokens[:n]))))
     (calls, size), (late_calls, late_size) = measured
     assert late_calls <= 1.1 * calls  # a piece that makes no text takes another token
