@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pylongctx._units import bytes_text
 from pylongctx.attention.stats import TOPS
 from pylongctx.eval.chunks import means
-from pylongctx.eval.intervals import LEVEL, kept_share, mean_interval, paired_difference
+from pylongctx.eval.intervals import LEVEL, Interval, kept_share, mean_interval, paired_difference
 from pylongctx.eval.longbench import tasks as longbench_tasks
 from pylongctx.eval.report.records import (
     Evidence,
@@ -21,6 +22,7 @@ from pylongctx.eval.report.records import (
     kv_types,
     label,
     labels,
+    mean_of,
     mean_score,
     measure,
     perplexity,
@@ -140,22 +142,31 @@ class Setting:
     Attributes
     ----------
     tasks : dict of str to pair
-        Scores of full attention and of this setting on the samples of a task, in the same order.
-    memory : float
-        KV bytes as a fraction of full attention's with K and V in f16, mean of the tasks; NaN when unknown.
+        Records of full attention and of this setting for the samples of a task, in the same order.
     """
 
     name: str
-    tasks: Mapping[str, tuple[Sequence[float], Sequence[float]]]
-    memory: float
+    tasks: Mapping[str, tuple[list[Record], list[Record]]]
+
+    @cached_property
+    def share(self) -> Interval:
+        """What it keeps of full attention's mean score; NaN where that is 0."""
+        return kept_share([([*map(score, base)], [*map(score, own)]) for base, own in self.tasks.values()])
+
+    @property
+    def memory(self) -> float:
+        """KV bytes as a fraction of full attention's with K and V in f16, mean of the tasks; NaN when unknown."""
+        known = [pair for pair in self.tasks.values() if all("kv_bytes" in record for part in pair for record in part)]
+        held = mean_of("kv_bytes")
+        return mean(held(own) / held(base) for base, own in known) if known else math.nan
 
 
 def settings(records: Sequence[Record]) -> list[Setting]:
     """Return full attention and all settings that answered samples of it."""
     answered = [record for record in records if has_score(record)]
-    found = grouped(answered, label, _family)
-    bases = {task: part for (name, task), part in found.items() if name == Full.name}
-    every = [_setting(name, {task: found.get((name, task), []) for task in bases}, bases) for name in labels(answered)]
+    found = {name: grouped(part, _family) for name, part in grouped(answered, label).items()}
+    bases = {task: _by_sample(part) for task, part in found.get(Full.name, {}).items()}
+    every = [Setting(name, _pairs(bases, found[name])) for name in labels(answered)]
     return [setting for setting in every if setting.tasks]
 
 
@@ -164,17 +175,15 @@ def _family(record: Record) -> str:
     return f"{task} at {record['length']}"
 
 
-def _setting(name: str, found: Mapping[str, list[Record]], bases: Mapping[str, list[Record]]) -> Setting:
-    tasks, shares = {}, []
-    for task, records in found.items():
-        base, own = _by_sample(bases[task]), _by_sample(records)
-        pairs = [(base[sample], own[sample]) for sample in base if sample in own]
-        if pairs:
-            tasks[task] = [score(a) for a, _ in pairs], [score(b) for _, b in pairs]
-        held = [(a["kv_bytes"], b["kv_bytes"]) for a, b in pairs if "kv_bytes" in a and "kv_bytes" in b]
-        if held:
-            shares.append(mean(b for _, b in held) / mean(a for a, _ in held))
-    return Setting(name, tasks, mean(shares) if shares else math.nan)
+def _pairs(
+    bases: Mapping[str, dict[str, Record]], found: Mapping[str, list[Record]]
+) -> dict[str, tuple[list[Record], list[Record]]]:
+    pairs = {}
+    for task, base in bases.items():
+        own = _by_sample(found.get(task, []))
+        if common := [sample for sample in base if sample in own]:
+            pairs[task] = [base[sample] for sample in common], [own[sample] for sample in common]
+    return pairs
 
 
 def overview(records: Sequence[Record], model: str) -> Iterator[Grid]:
@@ -183,25 +192,22 @@ def overview(records: Sequence[Record], model: str) -> Iterator[Grid]:
     tasks = columns[0].tasks if columns else {}
     if len(columns) < 2 or len(tasks) < 2:
         return
-    rows = [
-        [f"{task}, {len(tasks[task][0])} samples", *(_mean_text_of(setting, task) for setting in columns)]
-        for task in tasks
-    ]
+
+    def cell(setting: Setting, task: str) -> str:
+        return score_text(setting.tasks[task][1]) if task in setting.tasks else ""
+
+    rows = [[f"{task}, {len(tasks[task][0])} samples", *(cell(one, task) for one in columns)] for task in tasks]
     rows.append([SHARE, *map(_share_text, columns)])
-    rows.append([MEMORY, *("" if math.isnan(s.memory) else percent(s.memory) for s in columns)])
+    rows.append([MEMORY, *("" if math.isnan(one.memory) else percent(one.memory) for one in columns)])
     note = f"percent right; {SHARE}: on samples that both answered, each task counts as much, {LEVEL:.0%} intervals"
-    yield Grid(f"Tasks and settings, {model}", note, ["Task", *(setting.name for setting in columns)], rows)
-
-
-def _mean_text_of(setting: Setting, task: str) -> str:
-    return f"{100 * mean(setting.tasks[task][1]):.1f}" if task in setting.tasks else ""
+    yield Grid(f"Tasks and settings, {model}", note, ["Task", *(one.name for one in columns)], rows)
 
 
 def _share_text(setting: Setting) -> str:
-    if setting.name == Full.name:
+    found = setting.share
+    if setting.name == Full.name or math.isnan(found.mean):
         return ""
-    found = kept_share([*setting.tasks.values()])
-    return "" if math.isnan(found.mean) else f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 # ---- methods compared ----

@@ -15,7 +15,6 @@ from pylongctx.attention import chunkmap
 from pylongctx.attention.canvas import new_figure
 from pylongctx.eval import perplexity as ppl
 from pylongctx.eval.chunks import unpack
-from pylongctx.eval.intervals import kept_share
 from pylongctx.eval.needle import COLORS
 from pylongctx.eval.report.grids import Setting, settings
 from pylongctx.eval.report.records import (
@@ -181,8 +180,8 @@ def _figures(evidence: Evidence) -> Iterator[Drawn]:
             yield f"depths-{task}", what, found, heat_map(found, trained)
     yield from _perplexities(records, trained)
     yield from _costs(records, trained)
-    compared = [setting for setting in settings(answered) if math.isfinite(setting.memory)]
-    if len(compared) > 1 and math.isfinite(kept_share([*compared[0].tasks.values()]).mean):
+    compared = [one for one in settings(answered) if math.isfinite(one.memory) and math.isfinite(one.share.mean)]
+    if len(compared) > 1:
         what = "Mean score of the tasks that full attention answered too, by KV memory; the line is the Pareto frontier"
         yield "frontier", what, answered, frontier(compared, answered)
 
@@ -343,7 +342,7 @@ def frontier(found: Sequence[Setting], records: Sequence[Record]) -> Figure:
     figure = new_figure(figsize=_size(1, len(found)), layout="constrained")
     axes, points = figure.subplots(), []
     for setting in found:
-        kept, memory = kept_share([*setting.tasks.values()]), 100 * setting.memory
+        kept, memory = setting.share, 100 * setting.memory
         points.append((memory, kept.mean))
         errors = [[kept.mean - kept.low], [kept.high - kept.mean]]
         style = styles[setting.name] | {"linestyle": "none", "elinewidth": 0.8, "capsize": 2}
